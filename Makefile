@@ -1,0 +1,72 @@
+# make install | serve | test | lint | docs | clean
+#
+# serve takes options of `baton up`:   make serve ARGS="--prefill 1 --decode 2"
+# test takes options of pytest:        make test ARGS="-k lease"
+
+PYTHON ?= python3
+ARGS ?=
+VENV := .venv
+PY := $(VENV)/bin/python
+INSTALLED := $(VENV)/.installed
+TESTABLE := $(VENV)/.testable
+PIP := $(PY) -m pip --disable-pip-version-check
+SHELL := /bin/sh
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+# A tree that was moved or copied has a .venv that points elsewhere: make it anew.
+ifneq ($(wildcard $(VENV)),)
+ifneq ($(shell cat $(VENV)/.where 2>/dev/null),$(CURDIR))
+.PHONY: $(VENV)/.where
+endif
+endif
+
+.PHONY: help install install-test serve test lint docs clean
+
+help:
+	@sed -n '1,4p' Makefile | sed 's/^# \{0,1\}//'
+
+install: $(INSTALLED)
+install-test: $(TESTABLE)
+
+$(VENV)/.where:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "baton: Python 3.11 or newer is needed, and '$(PYTHON)' is not that: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+	  echo "baton: '$(PYTHON)' cannot make virtual environments: install its venv package (Debian: python3-venv)" >&2; exit 1; }
+	@echo "==> $(VENV): a virtual environment of $$($(PYTHON) --version)"
+	@[ ! -e $@ ] || rm -rf $(VENV)
+	@$(PYTHON) -m venv $(VENV)
+	@echo '$(CURDIR)' > $@
+
+$(INSTALLED): $(VENV)/.where pyproject.toml constraints.txt
+	@echo "==> Installing Baton and Paddle for CPUs into $(VENV) (the first time: about 300 MB to download)"
+	@$(PIP) install --progress-bar on -e '.[cpu]' -c constraints.txt
+	@touch $@
+
+$(TESTABLE): $(INSTALLED)
+	@echo "==> Installing what the tests need"
+	@$(PIP) install --quiet --progress-bar on -e '.[cpu,test]' -c constraints.txt
+	@touch $@
+
+serve: $(INSTALLED)
+	@exec $(VENV)/bin/baton up $(ARGS)
+
+test: $(TESTABLE) lint
+	@echo "==> Tests"
+	@$(PY) -m pytest --ignore=tests/bench $(ARGS)
+
+lint: $(TESTABLE)
+	@echo "==> ruff, mypy, import rules, generated documentation"
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(VENV)/bin/lint-imports
+	@$(PY) -m app.docs --check
+
+docs: $(INSTALLED)
+	@$(PY) -m app.docs
+
+clean:
+	@rm -rf $(VENV) *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	@find app web workers tests -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,130 @@
+"""The command ``baton``: ``up``, ``status``, ``version``.
+
+Each setting is an option too, named as ``vllm serve`` names it where that has one. Options win over the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import json
+import re
+import sys
+from collections.abc import Sequence
+
+from app.errors import BatonError, SettingsError, StartupError
+from app.settings import Settings, load_settings
+
+_VLLM_NAMES = {"max_model_len_tokens": "--max-model-len", "block_size_tokens": "--block-size"}
+"""vLLM leaves the unit out of these."""
+_NO_OPTION = frozenset({"incarnation"})
+_STATUS_OPTIONS = ("host", "port")
+
+
+def option_of(setting: str) -> str:
+    """The command line option of a setting: ``max_num_seqs`` → ``--max-num-seqs``."""
+    return _VLLM_NAMES.get(setting, "--" + setting.replace("_", "-"))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    parser = argparse.ArgumentParser(prog="baton", description="LLM serving with prefill and decode disaggregated.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    up = commands.add_parser("up", help="run a whole cluster on this machine until Ctrl-C")
+    up.add_argument("--prefill", type=_count, default=1, metavar="N", help="Prefill workers. (1)")
+    up.add_argument("--decode", type=_count, default=1, metavar="N", help="Decode workers. (1)")
+    up.add_argument(
+        "--start-timeout-s",
+        type=_seconds,
+        default=300.0,
+        metavar="S",
+        help="Give up when it is not ready so long after the model is there: kernels may be compiled first. (300)",
+    )
+    _add_settings(up, [name for name in Settings.model_fields if name not in _NO_OPTION])
+    status = commands.add_parser("status", help="say whether the cluster serves; exit status 0 only if it does")
+    status.add_argument("--json", action="store_true", help="Print JSON.")
+    _add_settings(status, _STATUS_OPTIONS)
+    commands.add_parser("version", help="print the version")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command. Returns its exit status: 0 well, 1 failed or not ready, 2 wrong options or settings."""
+    arguments = build_parser().parse_args(argv)
+    try:
+        return _run(arguments)
+    except SettingsError as error:
+        print(f"baton: {_with_options(str(error), arguments)}", file=sys.stderr)
+        return 2
+    except BatonError as error:
+        print(f"baton: {error}", file=sys.stderr)
+        return 1
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    if arguments.command == "version":
+        print(f"baton {importlib.metadata.version('baton')}")
+        return 0
+    settings = load_settings(**_overrides(arguments))
+    return _status(settings, as_json=arguments.json) if arguments.command == "status" else _up(settings, arguments)
+
+
+def _up(settings: Settings, arguments: argparse.Namespace) -> int:
+    from app.launcher.plan import Nodes
+    from app.launcher.up import Options, up  # here: `baton status` need not import Celery
+
+    if not sys.platform.startswith("linux"):
+        raise StartupError("`baton up` needs Linux; on other systems start each process by its own command")
+    options = Options(Nodes(arguments.prefill, arguments.decode), arguments.start_timeout_s)
+    return up(settings, options, lambda line: print(line, flush=True))
+
+
+def _status(settings: Settings, *, as_json: bool) -> int:
+    from app.launcher.status import fetch_status, render_status
+
+    status = fetch_status(settings)
+    print(json.dumps(status, indent=2) if as_json else render_status(status))
+    return 0 if status["ready"] else 1
+
+
+def _add_settings(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    group = parser.add_argument_group("settings (each is also an environment variable, BATON_<NAME>)")
+    for name in names:
+        field = Settings.model_fields[name]
+        text = f"{field.description} ({field.default})".replace("%", "%%")
+        group.add_argument(option_of(name), dest=name, metavar=name.rsplit("_", 1)[-1].upper(), help=text)
+
+
+def _overrides(arguments: argparse.Namespace) -> dict[str, object]:
+    given = vars(arguments)
+    return {name: given[name] for name in Settings.model_fields if given.get(name) is not None}
+
+
+def _with_options(message: str, arguments: argparse.Namespace) -> str:
+    """Name the option too, where the wrong value came from one."""
+    given = _overrides(arguments)
+    return re.sub(
+        r"BATON_([A-Z_]+)(?=:)",
+        lambda match: f"{option_of(name)} ({match[0]})" if (name := match[1].lower()) in given else match[0],
+        message,
+    )
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 64:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number from 1 to 64")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value
+
+
+if __name__ == "__main__":
+    sys.exit(main())

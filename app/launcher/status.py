@@ -1,0 +1,77 @@
+"""``baton status``: what the web server says of the cluster, for a person or a script."""
+
+from __future__ import annotations
+
+import http.client
+import json
+from typing import Any
+
+from app.errors import BatonError
+from app.launcher.readiness import http_get, http_url
+from app.settings import Settings
+
+_TIMEOUT_S = 5.0
+_HEADINGS = ("NODE", "ROLE", "HEALTH", "HEARTBEAT", "FREE BLOCKS", "RUNNING", "WAITING", "PID")
+
+
+class NothingAnswers(BatonError):
+    """There is no Baton at this address."""
+
+
+def fetch_status(settings: Settings) -> dict[str, Any]:
+    """``{"ready": bool, "reasons": [str], "cluster": {…} | null}`` from the web server of these settings.
+
+    Raises:
+        NothingAnswers: nothing, or something else, answers there.
+    """
+    status, ready = _get_json(settings, "/ready")
+    if status not in (http.client.OK, http.client.SERVICE_UNAVAILABLE) or "ready" not in ready:
+        raise NothingAnswers(f"what answers at {http_url(settings.host, settings.port)} is not Baton")
+    cluster_status, cluster = _get_json(settings, "/cluster")
+    return {
+        "ready": status == http.client.OK,
+        "reasons": ready.get("reasons", []),
+        "cluster": cluster if cluster_status == http.client.OK else None,
+    }
+
+
+def render_status(status: dict[str, Any]) -> str:
+    """The status as text of a few lines and a table of nodes."""
+    lines = ["ready" if status["ready"] else "not ready: " + ("; ".join(status["reasons"]) or "no reason given")]
+    cluster = status["cluster"]
+    if cluster is None:
+        return "\n".join([*lines, "the nodes cannot be listed"])
+    lines.append(
+        f"{cluster['queued']} queued, {cluster['waiting_for_grant']} waiting for a decode node,"
+        f" {len(cluster['leases'])} leases"
+    )
+    rows = [_HEADINGS, *sorted(_row(node) for node in cluster["nodes"])]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
+    lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(lines)
+
+
+def _row(node: dict[str, Any]) -> tuple[str, ...]:
+    blocks, sequences = node["blocks"], node["sequences"]
+    return (
+        node["name"],
+        node["role"],
+        node["health"],
+        f"{node['heartbeat_age_s']:.1f} s ago",
+        f"{blocks['free'] + blocks['cached']} of {blocks['total']}" if blocks["total"] else "-",
+        str(sequences["running"]),
+        str(sequences["waiting"]),
+        str(node["pid"]),
+    )
+
+
+def _get_json(settings: Settings, path: str) -> tuple[int, dict[str, Any]]:
+    url = http_url(settings.host, settings.port)
+    try:
+        status, body = http_get(settings.host, settings.port, path, _TIMEOUT_S)
+        answer = json.loads(body)
+    except (OSError, http.client.HTTPException) as error:
+        raise NothingAnswers(f"nothing answers at {url} ({error}): is `baton up` running there?") from None
+    except ValueError:
+        raise NothingAnswers(f"what answers at {url} is not Baton") from None
+    return status, answer if isinstance(answer, dict) else {}

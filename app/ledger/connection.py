@@ -1,0 +1,182 @@
+"""Connections to the ledger's server: never retried, checked on every new one, and exact about what was sent."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from redis import exceptions
+from redis.backoff import NoBackoff
+from redis.connection import AbstractConnection, ConnectionPool
+from redis.retry import Retry
+
+from app.errors import LedgerForeign, LedgerUnavailable
+from app.ledger.scripts import SCHEMA, load_scripts
+
+Arguments = tuple[str | bytes | int, ...]
+Reply = Any
+"""What the server said, or the exceptions.ResponseError that it answered with."""
+
+_REFUSALS = (
+    exceptions.BusyLoadingError,
+    exceptions.ReadOnlyError,
+    exceptions.OutOfMemoryError,
+    exceptions.AuthenticationError,
+    exceptions.NoPermissionError,
+)
+_REFUSAL_CODES = ("MISCONF", "NOREPLICAS", "BUSY ", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "OOM")
+_STALE_AFTER_S = 1.0
+_MAX_CONNECTIONS = 4096
+
+
+class Lost(Exception):
+    """The connection broke, or no answer came in time, after something was sent."""
+
+
+def refused(error: Exception) -> bool:
+    """Whether the server said that it did not even begin the command."""
+    return isinstance(error, _REFUSALS) or str(error).startswith(_REFUSAL_CODES)
+
+
+def make_pool(url: str, *, socket_timeout_s: float, connect_timeout_s: float, **options: Any) -> ConnectionPool:
+    """A pool without redis-py's ten silent retries, which would repeat commands whose outcome is unknown."""
+    return ConnectionPool.from_url(
+        url,
+        max_connections=_MAX_CONNECTIONS,
+        retry=Retry(NoBackoff(), 0),
+        socket_timeout=socket_timeout_s,
+        socket_connect_timeout=connect_timeout_s,
+        protocol=2,
+        **options,
+    )
+
+
+class Server:
+    """The server's life that this process has met, and ledger time as last seen."""
+
+    def __init__(self, url: str, prefix: str, timeout_s: float) -> None:
+        self._prefix = prefix
+        self._life = threading.Lock()
+        self._run_id = ""
+        self._seen = (0, float("-inf"))
+        options = {} if url.startswith("unix:") else {"socket_keepalive": True}
+        self._pool = make_pool(
+            url,
+            socket_timeout_s=timeout_s,
+            connect_timeout_s=timeout_s,
+            redis_connect_func=self._greet,
+            **options,
+        )
+
+    @property
+    def run_id(self) -> str:
+        """Identity of the server's life at the newest connection."""
+        return self._run_id
+
+    @contextmanager
+    def connection(self) -> Iterator[AbstractConnection]:
+        """A connection that is open and checked.
+
+        Raises:
+            LedgerUnavailable: there is none; nothing was sent.
+            LedgerForeign: the data there have another schema.
+        """
+        try:
+            connection = self._pool.get_connection()
+        except (exceptions.RedisError, OSError) as error:
+            raise LedgerUnavailable(f"ledger: {error}") from error
+        try:
+            yield connection
+        finally:
+            self._pool.release(connection)
+
+    def time_ms(self, connection: AbstractConnection) -> int:
+        """Ledger time, read anew if it was last seen over a second ago: an idle process must not send writes whose
+        ``not_after`` has passed."""
+        seen, at = self._seen
+        if time.monotonic() - at > _STALE_AFTER_S:
+            try:
+                return self._hello(connection)
+            except (exceptions.RedisError, OSError) as error:
+                raise LedgerUnavailable(f"ledger: {error}") from error
+        return seen
+
+    def saw(self, time_ms: int) -> None:
+        """Note the ledger time of an answer."""
+        self._seen = (time_ms, time.monotonic())
+
+    def close(self) -> None:
+        self._pool.disconnect()
+
+    def _greet(self, connection: AbstractConnection) -> None:
+        """On every new connection: after a restart or failover the scripts are gone and the data may be others."""
+        try:
+            connection.on_connect()
+            info = bytes(_ask(connection, ("INFO", "server"))).decode()
+            run_id = next((line[7:].strip() for line in info.splitlines() if line.startswith("run_id:")), "")
+            if run_id and run_id == self._run_id:
+                return
+            exchange(connection, [("SCRIPT", "LOAD", script.text) for script in load_scripts().values()])
+            self._hello(connection)
+            with self._life:
+                self._run_id = run_id
+        except BaseException:
+            # Else redis-py would put it back into the pool, open and unchecked.
+            connection.disconnect()
+            raise
+
+    def _hello(self, connection: AbstractConnection) -> int:
+        arguments = (1, self._prefix, json.dumps({"schema": SCHEMA}), "")
+        script = load_scripts()["hello"]
+        try:
+            text = _ask(connection, ("EVALSHA", script.sha, *arguments))
+        except exceptions.NoScriptError:
+            text = _ask(connection, ("EVAL", script.text, *arguments))
+        except exceptions.ResponseError as error:
+            if str(error).startswith("WRONGTYPE"):
+                raise LedgerForeign(f"ledger: the keys {self._prefix}* belong to another program: {error}") from error
+            raise
+        answer = json.loads(text)
+        if answer["schema"] != str(SCHEMA):
+            raise LedgerForeign(
+                f"ledger: the data under {self._prefix}* have schema {answer['schema']}, this process understands "
+                f"{SCHEMA}: use another BATON_NAMESPACE, or the version that wrote them"
+            )
+        self.saw(answer["time_ms"])
+        return int(answer["time_ms"])
+
+
+def _ask(connection: AbstractConnection, arguments: Arguments) -> Reply:
+    connection.send_packed_command(connection.pack_command(*arguments))
+    return connection.read_response()
+
+
+def exchange(connection: AbstractConnection, commands: Sequence[Arguments]) -> list[Reply]:
+    """Send ``commands`` in one piece and read their replies; errors that the server answers with are replies too.
+
+    Raises:
+        LedgerUnavailable: the only command was not sent completely, so the server cannot have run it.
+        Lost: anything may have happened to all of them.
+    """
+    try:
+        connection.send_packed_command(connection.pack_commands(commands))
+    except (exceptions.RedisError, OSError) as error:
+        if len(commands) == 1:
+            raise LedgerUnavailable(f"ledger: {error}") from error
+        raise Lost(str(error)) from error
+    replies: list[Reply] = []
+    for _ in commands:
+        try:
+            replies.append(connection.read_response())
+        except exceptions.ResponseError as error:
+            replies.append(error)
+        except exceptions.RedisError as error:
+            # redis-py treats a few refusals (LOADING) as broken connections and closes them.
+            if len(commands) == 1 and refused(error):
+                raise LedgerUnavailable(f"ledger: {error}") from error
+            raise Lost(str(error)) from error
+    return replies

@@ -1,0 +1,53 @@
+-- QUEUED -> PREFILLING for one record that fits a prefill node.
+-- Touches: fence string, nodes zset, node hash, queue, rings, deadlines, waiters, owned zsets, rec hash, tok list, clock.
+-- Arguments: hint_uid, incarnation, fence, free_blocks, block_size_tokens. Answers: CLAIMED work | NOTHING | REFUSED | LATE.
+now = read_clock()
+if late() then return answer({ status = 'LATE' }) end
+
+-- This call again, its first answer was lost. A fence starts one attempt, never two.
+local claimed = redis.call('GET', P .. 'fence:' .. cmd.fence)
+if claimed then
+  local r = load(claimed)
+  if r and r.fence == cmd.fence and r.owner == cmd.incarnation and r.state == 'PREFILLING' then
+    return answer({ status = 'CLAIMED', work = work(r) })
+  end
+  return answer({ status = 'NOTHING' })
+end
+local node = worker(cmd.incarnation, 'prefill')
+if not node then return answer({ status = 'REFUSED' }) end
+
+local function candidate(uid)
+  local c = redis.call('HMGET', P .. 'rec:' .. uid, 'state', 'total', 'queued_at', 'seq')
+  if c[1] ~= 'QUEUED' or blocks(tonumber(c[2])) > cmd.free_blocks then return nil end
+  return { queued_at = tonumber(c[3]), seq = tonumber(c[4]) }
+end
+
+local hinted = cmd.hint_uid ~= '' and candidate(cmd.hint_uid)
+local uid = walk(P .. 'queue', node, function(uids)
+  local first
+  for _, each in ipairs(uids) do
+    if each == cmd.hint_uid and hinted then return each end
+    local c = candidate(each)
+    if c and hinted and c.seq > hinted.seq then return cmd.hint_uid end
+    if c then
+      first = first or each
+      if not hinted or now - c.queued_at > PASSED_OVER_MS then return first end
+    end
+  end
+  -- A hint that lies further back than the walk goes: nobody in front of it has waited for long.
+  return hinted and cmd.hint_uid or nil
+end)
+if not uid then return answer({ status = 'NOTHING' }) end
+
+local r = load(uid)
+r.state, r.fence, r.owner, r.lease = 'PREFILLING', cmd.fence, cmd.incarnation, ''
+set(r, 'state', r.state, 'fence', r.fence, 'owner', r.owner, 'lease', '', 'claimed_at', now,
+  'waited', r.waited + now - r.queued_at, 'prefill_node', node.name, 'decode_node', '', 't:claimed', wall_ms())
+redis.call('SET', P .. 'fence:' .. cmd.fence, uid, 'PX', CLOSED_TTL_MS)
+redis.call('ZREM', P .. 'queue', uid)
+redis.call('ZREM', P .. 'rings', uid)
+redis.call('ZADD', P .. 'deadlines', now + r.first_token_timeout, uid)
+redis.call('ZADD', P .. 'owned:' .. cmd.incarnation, now, 'c:' .. uid)
+-- A single token to come is sampled by prefill itself: no decode node is needed.
+if r.max_tokens - length(uid) > 1 then redis.call('ZADD', P .. 'waiters', r.seq, uid) end
+return answer({ status = 'CLAIMED', work = work(r) })

@@ -1,0 +1,48 @@
+-- Appends tokens; with a finish reason it ends the request in the same step (rule 8).
+-- Touches: rec hash, tok list, watch set, events streams, clock hash, and what end_request touches. O(tokens emitted).
+-- Arguments: uid, attempt, fence, incarnation, index, tokens, finish_reason ("" = goes on).
+-- Answers: OK | SAME | GAP | DIFFERENT | FENCED | ABORTED | LATE, with the length of the answer so far.
+now = read_clock()
+if late() then return answer({ status = 'LATE', length = 0 }) end
+local r = load(cmd.uid)
+if not r then return answer({ status = 'FENCED', length = 0 }) end
+local have, n = length(cmd.uid), #cmd.tokens
+local stop = cmd.index + n
+local function says(status) return answer({ status = status, length = have }) end
+
+if r.state == 'ABORTED' then return says('ABORTED') end
+if r.attempt ~= cmd.attempt or r.fence ~= cmd.fence or r.owner ~= cmd.incarnation then return says('FENCED') end
+local function overlap_is_same()
+  local upto = math.min(have, stop)
+  if upto <= cmd.index then return true end
+  -- From the end: a list is walked from its nearer side, and what is repeated is what came last.
+  local there = redis.call('LRANGE', P .. 'tok:' .. cmd.uid, cmd.index - have, upto - 1 - have)
+  for i, token in ipairs(there) do
+    if tonumber(token) ~= cmd.tokens[i] then return false end
+  end
+  return true
+end
+if not computing(r) then
+  -- The last emission again, its first answer was lost.
+  local same = r.state == 'FINISHED' and stop <= have and (cmd.finish_reason == '' or cmd.finish_reason == r.finish_reason)
+  return says(same and (cmd.finish_reason == '' or stop == have) and overlap_is_same() and 'SAME' or 'FENCED')
+end
+if cmd.index > have then return says('GAP') end
+if not overlap_is_same() or (cmd.finish_reason ~= '' and stop < have) then return says('DIFFERENT') end
+
+local fresh_tokens = {}
+for i = have - cmd.index + 1, n do fresh_tokens[#fresh_tokens + 1] = cmd.tokens[i] end
+if #fresh_tokens == 0 and cmd.finish_reason == '' then return says('SAME') end
+local from = have
+if #fresh_tokens > 0 then
+  append(r, fresh_tokens, 1)
+  have = stop
+end
+local texts = {}
+for i, token in ipairs(fresh_tokens) do texts[i] = int(token) end
+if cmd.finish_reason ~= '' then
+  end_request(r, 'FINISHED', { finish_reason = cmd.finish_reason, index = from, tokens = texts })
+else
+  tell(redis.call('SMEMBERS', P .. 'watch:' .. cmd.uid), { uid = cmd.uid, index = from, tokens = table.concat(texts, ',') })
+end
+return says('OK')

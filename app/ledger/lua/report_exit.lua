@@ -1,0 +1,16 @@
+-- A supervisor saw the process end. Dead first, then what it owned is failed, so that nothing is added meanwhile; what is
+-- beyond the bound of one call is left to the scans. Exempt from not_after: an exit is final.
+-- Touches: exited, nodes, owned zsets, node hash, kv_nodes set, clock hash, and what end_attempt and end_request touch.
+-- Arguments: incarnation. Answers like scan.
+now = read_clock()
+-- A register of that process may still be under way.
+redis.call('ZADD', P .. 'exited', now + STONE_MS, cmd.incarnation)
+if not redis.call('ZSCORE', P .. 'nodes', cmd.incarnation) then return answer({ ran = true }) end
+local recovered, bells = {}, {}
+declare_dead(cmd.incarnation)
+local _, left = bury(cmd.incarnation, PER_KIND, recovered)
+for _, uid in ipairs(recovered) do
+  local r = load(uid)
+  if r and r.state == 'QUEUED' then bells[#bells + 1] = ring(r) end
+end
+return answer({ ran = true, recovered = recovered, bells = bells, dead = { cmd.incarnation }, more = left })

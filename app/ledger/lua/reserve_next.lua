@@ -1,0 +1,73 @@
+-- A lease for the next waiter that fits a decode node; one lease per attempt.
+-- Touches: lease hash, leases, waiters, nodes, owned zsets, rec and node hashes, clock hash.
+-- Arguments: hint_uid, incarnation, lease_id, free_blocks, block_size_tokens.
+-- Answers: RESERVED with attempt, fence, blocks and the prefill node | NOTHING | REFUSED | LATE.
+now = read_clock()
+if late() then return answer({ status = 'LATE' }) end
+
+local function reserved(r, held)
+  return answer({
+    status = 'RESERVED', uid = r.uid, client_id = r.client, attempt = r.attempt, fence = r.fence, blocks = held,
+    prefill_incarnation = r.owner, prefill_address = redis.call('HGET', P .. 'node:' .. r.owner, 'address') or '',
+  })
+end
+
+-- This call again, its first answer was lost. A lease id reserves once, never twice.
+local l = redis.call('HMGET', P .. 'lease:' .. cmd.lease_id, 'state', 'node', 'uid', 'blocks')
+if l[1] then
+  local r = load(l[3])
+  if r and l[1] == 'RESERVED' and l[2] == cmd.incarnation then return reserved(r, tonumber(l[4])) end
+  return answer({ status = 'NOTHING' })
+end
+local node = worker(cmd.incarnation, 'decode')
+if not node then return answer({ status = 'REFUSED' }) end
+
+local function candidate(uid)
+  local c = redis.call('HMGET', P .. 'rec:' .. uid, 'state', 'lease', 'prompt_tokens', 'max_tokens', 'claimed_at')
+  if c[1] ~= 'PREFILLING' or c[2] ~= '' then return nil end
+  local need = blocks(tonumber(c[3]) + tonumber(c[4]))
+  return {
+    fits = need <= cmd.free_blocks, could = need <= math.max(node.num_blocks, cmd.free_blocks),
+    waited = now - tonumber(c[5]), need = need,
+  }
+end
+
+local function hinted()
+  if cmd.hint_uid == '' or not redis.call('ZSCORE', P .. 'waiters', cmd.hint_uid) then return false end
+  local c = candidate(cmd.hint_uid)
+  return c and c.fits
+end
+local hint = hinted() and cmd.hint_uid or nil
+local uid = walk(P .. 'waiters', node, function(uids)
+  local head, first
+  for _, each in ipairs(uids) do
+    local c = candidate(each)
+    if not c then
+      redis.call('ZREM', P .. 'waiters', each)
+    elseif c.could then
+      -- The oldest that this node could ever hold: once it has waited for long, blocks are kept free for it. Without
+      -- this, small requests would take each block that comes free, and a large one would starve.
+      if not head and c.waited >= PASSED_OVER_MS then
+        if c.fits then return each end
+        return nil, true
+      end
+      head = head or each
+      if c.fits then
+        first = first or each
+        return hint or first
+      end
+    end
+  end
+  return hint
+end)
+if not uid then return answer({ status = 'NOTHING' }) end
+
+local r, need = load(uid), candidate(uid).need
+local name = redis.call('HGET', node.key, 'name')
+redis.call('HSET', P .. 'lease:' .. cmd.lease_id, 'uid', uid, 'attempt', r.attempt, 'fence', r.fence,
+  'node', cmd.incarnation, 'state', 'RESERVED', 'blocks', need, 'at', now)
+redis.call('ZADD', P .. 'leases', now, cmd.lease_id)
+redis.call('ZADD', P .. 'owned:' .. cmd.incarnation, now, 'l:' .. cmd.lease_id)
+redis.call('ZREM', P .. 'waiters', uid)
+set(r, 'lease', cmd.lease_id, 'decode_node', name, 't:granted', wall_ms())
+return reserved(r, need)

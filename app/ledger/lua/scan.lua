@@ -1,0 +1,49 @@
+-- release_expired_preallocations, recover_orphans and ring_again, each for up to PER_KIND entries that are due: the cost
+-- grows with what is due, not with what exists. Idempotent. Moves ledger time; exempt from not_after.
+-- Touches: clock hash, deadlines, nodes, rings, tombstones, exited zsets, rec and node hashes, and what end_request,
+-- end_attempt and bury touch. Arguments: min_age_ms. Answers: ran, expired, recovered, dead, bells, more.
+now = advance_clock()
+local last = tonumber(redis.call('HGET', P .. 'clock', 'scan'))
+if last >= 0 and now - last < cmd.min_age_ms then return answer({ ran = false }) end
+redis.call('HSET', P .. 'clock', 'scan', now)
+local expired, recovered, dead, bells, more = {}, {}, {}, {}, false
+local function due(zset, upto)
+  local list = redis.call('ZRANGEBYSCORE', P .. zset, '-inf', upto, 'LIMIT', 0, PER_KIND)
+  if #list == PER_KIND then more = true end
+  return list
+end
+
+for _, uid in ipairs(due('deadlines', int(now))) do
+  local r = load(uid)
+  if r and r.state == 'QUEUED' then
+    local failure = redis.call('HGET', P .. 'rec:' .. uid, 'last_failure') or ''
+    end_request(r, 'EXPIRED', { error_code = 'queue_timeout', error_detail = failure })
+    expired[#expired + 1] = uid
+  elseif r and r.state == 'PREFILLING' then
+    end_attempt(r, 'failure', 'first_token_timeout', '', 'EXPIRED')
+    expired[#expired + 1] = uid
+  else
+    redis.call('ZREM', P .. 'deadlines', uid)
+  end
+end
+
+local budget = PER_KIND
+for _, incarnation in ipairs(due('nodes', '(' .. int(now))) do
+  if redis.call('HGET', P .. 'node:' .. incarnation, 'state') ~= 'dead' then
+    declare_dead(incarnation)
+    dead[#dead + 1] = incarnation
+  end
+  local taken, left = bury(incarnation, budget, recovered)
+  budget = budget - taken
+  more = more or left
+end
+
+for _, uid in ipairs(due('rings', int(now))) do
+  local r = load(uid)
+  if r and r.state == 'QUEUED' then bells[#bells + 1] = ring(r) else redis.call('ZREM', P .. 'rings', uid) end
+end
+for _, zset in ipairs({ 'tombstones', 'exited' }) do
+  local list = due(zset, int(now))
+  if #list > 0 then redis.call('ZREM', P .. zset, unpack(list)) end
+end
+return answer({ ran = true, expired = expired, recovered = recovered, dead = dead, bells = bells, more = more })

@@ -1,0 +1,189 @@
+"""The real ledger: one EVALSHA per command on a Redis or Valkey server."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+from redis import Redis, exceptions
+from redis.backoff import NoBackoff
+from redis.connection import ConnectionPool
+from redis.retry import Retry
+
+from app.errors import LedgerError, LedgerForeign, LedgerUnavailable, LedgerUnknown, StartupError
+from app.ledger.api import Ledger
+from app.ledger.commands import (
+    EXEMPT_FROM_NOT_AFTER,
+    Answer,
+    Cluster,
+    Command,
+    Event,
+    Holdings,
+    NodeAnswer,
+    Snapshot,
+)
+from app.ledger.connection import Arguments, Lost, Reply, Server, exchange, make_pool, refused
+from app.ledger.ids import CALL_TTL_MS, check_ids
+from app.ledger.scripts import load_scripts
+from app.ledger.wire import decode, decode_event, encode
+from app.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+_READS = (Snapshot, Holdings, Cluster)
+_EVENTS_PER_READ = 1000
+
+
+def connect(settings: Settings) -> RedisLedger:
+    """The ledger that ``settings`` name. Contacts the server with the first call only."""
+    return RedisLedger(settings.redis_url, settings.namespace, timeout_s=settings.ledger_timeout_s)
+
+
+class RedisLedger:
+    """Implements ``app.ledger.api.Ledger``. Thread-safe: a pooled connection per call, none shared.
+
+    Nothing is retried here: a repeated command is the caller's decision (rule 2).
+    """
+
+    def __init__(self, url: str, namespace: str, *, timeout_s: float, call_ttl_ms: int = CALL_TTL_MS) -> None:
+        """
+        Args:
+            url: redis://, rediss:// or unix:///path.
+            namespace: prefix of every key.
+            timeout_s: connecting, and waiting for an answer.
+            call_ttl_ms: how far behind the last seen ledger time a write's ``not_after`` lies.
+        """
+        self._url = url
+        self._prefix = f"{namespace}:{{0}}:"
+        self._timeout_s = timeout_s
+        self._call_ttl_ms = call_ttl_ms
+        self._server = Server(url, self._prefix, timeout_s)
+        self._events: tuple[int, ConnectionPool] | None = None
+
+    def execute(self, command: Any) -> Any:
+        return self._run([command])[0]
+
+    def execute_many(self, commands: Sequence[Command]) -> list[Answer]:
+        return self._run(list(commands)) if commands else []
+
+    def read_events(self, web: str, after: str, block_ms: int) -> list[tuple[str, Event]]:
+        arguments: Arguments = ("COUNT", _EVENTS_PER_READ)
+        if block_ms > 0:  # BLOCK 0 would wait for ever
+            arguments += ("BLOCK", block_ms)
+        pool = self._event_pool(block_ms)
+        try:
+            connection = pool.get_connection()
+            try:
+                key = f"{self._prefix}events:{web}"
+                connection.send_command("XREAD", *arguments, "STREAMS", key, after)
+                reply = connection.read_response()
+            finally:
+                pool.release(connection)
+        except (exceptions.RedisError, OSError) as error:
+            raise LedgerUnavailable(f"ledger: {error}") from error
+        if not reply:
+            return []
+        return [(entry_id.decode(), decode_event(fields[1])) for entry_id, fields in reply[0][1]]
+
+    def close(self) -> None:
+        self._server.close()
+        if self._events:
+            self._events[1].disconnect()
+
+    def _event_pool(self, block_ms: int) -> ConnectionPool:
+        """A client of its own, whose socket timeout lies above the block time."""
+        if self._events is None or self._events[0] != block_ms:
+            timeout_s = max(block_ms, 0) / 1000 + self._timeout_s
+            pool = make_pool(self._url, socket_timeout_s=timeout_s, connect_timeout_s=self._timeout_s)
+            self._events = (block_ms, pool)
+        return self._events[1]
+
+    def _run(self, commands: list[Command]) -> list[Answer]:
+        for command in commands:
+            check_ids(command)
+        not_after_ms = 0
+        try:
+            with self._server.connection() as connection:
+                if any(type(command) not in EXEMPT_FROM_NOT_AFTER for command in commands):
+                    not_after_ms = self._server.time_ms(connection) + self._call_ttl_ms
+                calls = [self._call(command, not_after_ms) for command in commands]
+                replies = exchange(connection, calls)
+                missing = [i for i, reply in enumerate(replies) if isinstance(reply, exceptions.NoScriptError)]
+                if missing:
+                    # Somebody flushed the scripts; a NOSCRIPT command has certainly not run.
+                    exchange(connection, [("SCRIPT", "LOAD", script.text) for script in load_scripts().values()])
+                    for i, reply in zip(missing, exchange(connection, [calls[i] for i in missing]), strict=True):
+                        replies[i] = reply
+        except Lost as error:
+            raise self._outcome(commands, f"ledger: {error}", not_after_ms) from error
+        errors = [reply for reply in replies if isinstance(reply, Exception)]
+        if errors:
+            raise self._failure(commands, errors, not_after_ms)
+        return [self._answer(command, reply) for command, reply in zip(commands, replies, strict=True)]
+
+    def _call(self, command: Command, not_after_ms: int) -> Arguments:
+        exempt = type(command) in EXEMPT_FROM_NOT_AFTER
+        sha = load_scripts()[command.name].sha
+        return ("EVALSHA", sha, 1, self._prefix, encode(command), "" if exempt else not_after_ms)
+
+    def _answer(self, command: Command, reply: Reply) -> Answer:
+        answer = decode(command, reply)
+        self._server.saw(answer.time_ms)
+        if isinstance(answer, NodeAnswer):
+            return NodeAnswer(answer.status, answer.time_ms, answer.detail, self._server.run_id)
+        return answer
+
+    def _outcome(self, commands: list[Command], message: str, not_after_ms: int) -> LedgerError:
+        if all(isinstance(command, _READS) for command in commands):
+            return LedgerUnavailable(message)
+        return LedgerUnknown(message, not_after_ms=not_after_ms)
+
+    def _failure(self, commands: list[Command], errors: list[Exception], not_after_ms: int) -> LedgerError:
+        message = f"ledger: {errors[0]}"
+        if len(errors) == len(commands) and all(refused(error) for error in errors):
+            return LedgerUnavailable(message)
+        if any(str(error).startswith("WRONGTYPE") for error in errors):
+            return LedgerForeign(f"ledger: the keys {self._prefix}* belong to another program: {errors[0]}")
+        if not all(refused(error) for error in errors):
+            logger.error("ledger: a script failed: %s", errors[0])
+        return self._outcome(commands, message, not_after_ms)
+
+
+def check_server(settings: Settings) -> None:
+    """Look once whether the server can hold a ledger; for the launcher and for workers that start.
+
+    Raises:
+        StartupError: it cannot be reached, may evict keys, or holds data of another version.
+    """
+    ledger = connect(settings)
+    client = Redis.from_url(
+        settings.redis_url,
+        retry=Retry(NoBackoff(), 0),
+        socket_timeout=settings.ledger_timeout_s,
+        socket_connect_timeout=settings.ledger_timeout_s,
+    )
+    try:
+        ledger.execute(Cluster())
+        policy = _eviction_policy(client)
+    except (LedgerError, exceptions.RedisError) as error:
+        raise StartupError(f"BATON_REDIS_URL: {error}") from error
+    finally:
+        client.close()
+        ledger.close()
+    if policy != "noeviction":
+        raise StartupError(
+            f"BATON_REDIS_URL: the server's maxmemory-policy is {policy}: it may drop records. Set it to noeviction."
+        )
+
+
+def _eviction_policy(client: Any) -> str:
+    try:
+        policy = client.config_get("maxmemory-policy").get("maxmemory-policy")
+    except (exceptions.NoPermissionError, exceptions.ResponseError):
+        policy = None  # CONFIG is forbidden or renamed here
+    return str(policy or client.info("memory")["maxmemory_policy"])
+
+
+def _check_seam(ledger: RedisLedger) -> Ledger:
+    return ledger

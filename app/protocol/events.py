@@ -1,0 +1,135 @@
+"""What goes into a node machine: everything that can happen to a node, as frozen values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from app.ledger.commands import Answer
+from app.protocol.messages import Message, Reply
+from app.schemas import FinishReason, KVLocation
+
+
+@dataclass(frozen=True, slots=True)
+class BellRang:
+    """A doorbell: a Celery task ``bell_id`` that stays in flight until BellDone. The ids are only a hint."""
+
+    bell_id: str
+    uid: str
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The ledger's answer to Ask(tag)."""
+
+    tag: int
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class AskFailed:
+    """Ask(tag) got no answer: not applied, or (``unknown``) nobody knows."""
+
+    tag: int
+    unknown: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A peer's message; ``call_id`` goes into ReplyTo."""
+
+    call_id: str
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class CallEnded:
+    """How Call(tag) ended: the peer's reply; or none, and then whether the message certainly was not sent."""
+
+    tag: int
+    reply: Reply | None
+    not_sent: bool = False
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One sequence's outcome of an engine step: a token at an index of the answer, or an error of this sequence."""
+
+    key: str
+    index: int
+    token: int
+    finish_reason: FinishReason | None = None
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Stepped:
+    """An engine step ended. Sequences with a finish reason or an error have left the engine."""
+
+    samples: tuple[Sample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The engine has dropped sequence ``key`` and will not touch its blocks again. Answers Stop."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed:
+    """The blocks of ``key`` were digested under the pin. Answers Seal."""
+
+    key: str
+    location: KVLocation | None
+    generations: tuple[int, ...] = ()
+    digests: tuple[str, ...] = ()
+    error: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Pulled:
+    """The mover has stopped writing for ``key``; ``reason`` is empty when everything arrived. Answers Pull."""
+
+    key: str
+    reason: str = ""
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class RegistrationLost:
+    """The ledger does not know this node (any more)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The node is (again) in the ledger."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainAsked:
+    """Take nothing new; finish or hand back what is here."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandBackAsked:
+    """Give back whatever is still here, now: the drain's time is over."""
+
+
+Event = (
+    BellRang
+    | Answered
+    | AskFailed
+    | Called
+    | CallEnded
+    | Stepped
+    | Stopped
+    | Sealed
+    | Pulled
+    | RegistrationLost
+    | Registered
+    | DrainAsked
+    | HandBackAsked
+)

@@ -1,0 +1,480 @@
+"""What both machines share: bells, questions to the ledger, calls, timers, ends, the comparison of holdings.
+
+A machine is driven by ``receive(event, now)`` and ``poll(now)``; both return the effects to do, in order. ``now`` is
+any monotonic time in seconds. Nothing here waits, draws random numbers (``draw`` is given) or talks to anybody.
+"""
+
+from __future__ import annotations
+
+import heapq
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from app.ledger.commands import (
+    Bell,
+    Command,
+    FailAnswer,
+    FailAttempt,
+    FailStatus,
+    FailureKind,
+    HeldClaim,
+    HeldLease,
+    Holdings,
+    HoldingsAnswer,
+    ReadStatus,
+)
+from app.protocol import effects as do
+from app.protocol import events as on
+from app.protocol.blocks import BlockPool
+from app.protocol.messages import Message, Refusal, Reply, refused
+from app.protocol.tables import FailureReason
+
+_RETRY_FIRST_S = 0.1
+_RETRY_MOST_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """What a machine needs to know of its node. Seconds, bytes and tokens as the names say."""
+
+    incarnation: str
+    name: str
+    address: str
+    block_size_tokens: int
+    block_bytes: int
+    max_num_seqs: int
+    eos_token_ids: frozenset[int]
+    link_timeout_s: float
+    pull_min_bytes_per_s: float
+    check_s: float
+    emit_buffer_tokens: int = 256
+    """Tokens that a sequence may run ahead of the ledger before it pauses."""
+
+    def pull_timeout_s(self, num_blocks: int) -> float:
+        """Time in which a pull of ``num_blocks`` must have ended and been answered."""
+        return self.link_timeout_s + num_blocks * self.block_bytes / self.pull_min_bytes_per_s
+
+
+@dataclass(slots=True)
+class _Question:
+    """A ledger command on its way."""
+
+    command: Command
+    then: Callable[[Any], None]
+    retry: bool
+    wait_s: float = _RETRY_FIRST_S
+
+
+@dataclass(slots=True, kw_only=True)
+class Held:
+    """One piece of work in a node's table, and who must still stop before its blocks are free."""
+
+    uid: str
+    client_id: str
+    attempt: int
+    fence: str
+    lease_id: str = ""
+    """The decode node's lease; empty on the prefill side."""
+    blocks: tuple[int, ...]
+    bell_id: str
+    in_engine: bool = False
+    stop_sent: bool = False
+    mover_busy: bool = False
+    ending: bool = False
+    """The ledger is being told, or only engine and mover have still to stop."""
+    told: bool = False
+    """The ledger knows that this is over for us (or never gave it to us)."""
+    outcome: str = ""
+
+
+H = TypeVar("H", bound=Held)
+
+
+class Node(ABC, Generic[H]):
+    """One node's side of the protocol, as a pure machine. ``table`` holds its work by fence or lease id."""
+
+    queue: str
+    """The queue whose bells this role hears: "prefill" or "decode"."""
+
+    def __init__(self, config: NodeConfig, pool: BlockPool, draw: Callable[[], str]) -> None:
+        self.config = config
+        self.pool = pool
+        self.draining = False
+        self.registered = False
+        self.table: dict[str, H] = {}
+        self.refusals: dict[str, int] = {}
+        self._draw = draw
+        self._now = 0.0
+        self._out: list[do.Effect] = []
+        self._tags = 0
+        self._questions: dict[int, _Question] = {}
+        self._calls: dict[int, Callable[[on.CallEnded], None]] = {}
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._bells: deque[on.BellRang] = deque()
+        self._asking_for_work = False
+        self._starved = False
+        self._self_rung = False
+        self._checking = False
+
+    # what the host drives
+
+    def receive(self, event: on.Event, now: float) -> list[do.Effect]:
+        """Take in what happened; returns what to do about it."""
+        self._now = max(self._now, now)
+        match event:
+            case on.BellRang():
+                self._bell_rang(event)
+            case on.Answered():
+                self._answered(event)
+            case on.AskFailed():
+                self._ask_failed(event)
+            case on.Called():
+                self._out.append(do.ReplyTo(event.call_id, self._count(self._called(event.message))))
+            case on.CallEnded():
+                then = self._calls.pop(event.tag, None)
+                if then is not None:
+                    then(event)
+            case on.Stepped():
+                for sample in event.samples:
+                    self._sampled(sample)
+            case on.Stopped() | on.Sealed() | on.Pulled():
+                self._worked(event)
+            case _:
+                self._told(event)
+        return self._flush()
+
+    def poll(self, now: float) -> list[do.Effect]:
+        """Let time pass: runs every timer that is due."""
+        self._now = max(self._now, now)
+        while self._timers and self._timers[0][0] <= self._now:
+            heapq.heappop(self._timers)[2]()
+        return self._flush()
+
+    @property
+    def next_deadline(self) -> float | None:
+        """When ``poll`` wants to be called next, or None."""
+        return self._timers[0][0] if self._timers else None
+
+    @property
+    def wants_bells(self) -> bool:
+        """Whether this node has room. A full node stops consuming instead of dropping bells."""
+        return not self.draining and self._has_room()
+
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is held and nothing is on its way."""
+        return not self.table and not self._asking_for_work
+
+    @abstractmethod
+    def gauges(self) -> Mapping[str, int]:
+        """``running`` and ``waiting`` sequences."""
+
+    def audit(self) -> None:
+        """Check the block pool against the table; raises IllegalStep when a block is lost or held twice."""
+        self.pool.audit({key: held.blocks for key, held in self.table.items()})
+
+    # what each role does
+
+    @abstractmethod
+    def _ask_for_work(self, bell: on.BellRang) -> None:
+        """Ask the ledger for one piece of work on behalf of ``bell``; ends in ``_work_answered``."""
+
+    @abstractmethod
+    def _called(self, message: Message) -> Reply: ...
+
+    @abstractmethod
+    def _sampled(self, sample: on.Sample) -> None: ...
+
+    @abstractmethod
+    def _worked(self, event: on.Stopped | on.Sealed | on.Pulled) -> None:
+        """Engine or mover are done with something."""
+
+    @abstractmethod
+    def _drain(self) -> None: ...
+
+    @abstractmethod
+    def _given(self, answer: HoldingsAnswer) -> Iterable[HeldClaim | HeldLease]:
+        """What the ledger gives this node in its role."""
+
+    @abstractmethod
+    def _waits(self, answer: HoldingsAnswer) -> bool:
+        """Whether the ledger has work waiting for this role."""
+
+    def _decides_itself(self, held: H) -> bool:
+        """Whether a call that is in flight will say how ``held`` ended: the comparison leaves it alone then."""
+        return held.ending
+
+    def _failing(self, key: str, held: H, reason: str, detail: str) -> None:
+        """What else a role does when an attempt fails here."""
+
+    def _told(self, event: on.Registered | on.RegistrationLost | on.DrainAsked | on.HandBackAsked) -> None:
+        """What the host decides about the whole node."""
+        match event:
+            case on.Registered():
+                if not self.registered:
+                    self.registered = True
+                    self._starved = True  # look at once: bells may have rung before we came
+                    self._check_holdings()
+                    self._ring_self_if_room()
+            case on.RegistrationLost():
+                self._lost_registration()
+            case on.DrainAsked():
+                self.draining = True
+                self._drop_bells("draining")
+                self._drain()
+            case on.HandBackAsked():
+                self._hand_back_all()
+
+    # bells and work
+
+    def _bell_rang(self, bell: on.BellRang) -> None:
+        if not bell.uid:
+            self._self_rung = False
+        self._bells.append(bell)
+        self._look_for_work()
+
+    def _has_room(self) -> bool:
+        return self.pool.free > 0 and len(self.table) < self.config.max_num_seqs
+
+    def _look_for_work(self) -> None:
+        """Ask for work for the first bell that waits. One such question at a time: room is counted once."""
+        if self._asking_for_work or not self._bells:
+            return
+        if self.draining or not self.registered:
+            self._drop_bells("draining" if self.draining else "not registered")
+            return
+        if self._has_room():
+            self._asking_for_work = True
+            self._ask_for_work(self._bells.popleft())
+
+    def _work_answered(self, bell: on.BellRang, found: bool, outcome: str = "") -> None:
+        """The question for work is answered; without work the bell's task ends here."""
+        self._asking_for_work = False
+        if not found:
+            self._starved = True
+            self._done(bell.bell_id, outcome or "nothing to do")
+        self._look_for_work()
+
+    def _freed(self) -> None:
+        """Blocks came back: whoever waits may fit now."""
+        self._look_for_work()
+        self._ring_self_if_room()
+
+    def _ring_self_if_room(self) -> None:
+        if self._starved and self.wants_bells and not (self._bells or self._asking_for_work or self._self_rung):
+            self._starved = False
+            self._self_rung = True
+            self._out.append(do.RingSelf())
+            self._at(self.config.check_s, self._forget_self_rung)
+
+    def _forget_self_rung(self) -> None:
+        self._self_rung = False  # that bell may be lost, as any
+
+    def _drop_bells(self, outcome: str) -> None:
+        while self._bells:
+            self._done(self._bells.popleft().bell_id, outcome)
+
+    def _done(self, bell_id: str, outcome: str) -> None:
+        if bell_id:
+            self._out.append(do.BellDone(bell_id, outcome))
+
+    # ledger questions
+
+    def _ask(self, command: Command, then: Callable[[Any], None], *, retry: bool = True) -> None:
+        """Ask the ledger; ``then`` gets the answer. With ``retry`` the same command is asked again until it is
+        answered: every command is safe to repeat (rule 2). LATE changed nothing, so it is asked again too."""
+        self._send_question(_Question(command, then, retry))
+
+    def _send_question(self, question: _Question) -> None:
+        self._tags += 1
+        self._questions[self._tags] = question
+        self._out.append(do.Ask(self._tags, question.command))
+
+    def _answered(self, event: on.Answered) -> None:
+        question = self._questions.pop(event.tag, None)
+        if question is None:
+            return  # a doubled answer
+        if getattr(event.answer, "status", "") == "LATE" and question.retry:
+            self._ask_again(question)
+        else:
+            question.then(event.answer)
+
+    def _ask_failed(self, event: on.AskFailed) -> None:
+        question = self._questions.pop(event.tag, None)
+        if question is None:
+            return
+        if question.retry:
+            self._ask_again(question)
+        else:
+            question.then(None)
+
+    def _ask_again(self, question: _Question) -> None:
+        self._at(question.wait_s, lambda: self._send_question(question))
+        question.wait_s = min(2 * question.wait_s, _RETRY_MOST_S)
+
+    # calls between nodes
+
+    def _call(
+        self, address: str, incarnation: str, message: Message, timeout_s: float, then: Callable[[on.CallEnded], None]
+    ) -> None:
+        self._tags += 1
+        self._calls[self._tags] = then
+        self._out.append(do.Call(self._tags, address, incarnation, message, timeout_s))
+
+    def _count(self, reply: Reply) -> Reply:
+        if not reply.accepted:
+            self.refusals[reply.reason] = self.refusals.get(reply.reason, 0) + 1
+        return reply
+
+    @staticmethod
+    def _wrong_role(message: Message) -> Reply:
+        return refused(Refusal.WRONG_ROLE, message.kind)
+
+    # time
+
+    def _at(self, in_s: float, what: Callable[[], None]) -> None:
+        self._tags += 1
+        heapq.heappush(self._timers, (self._now + in_s, self._tags, what))
+
+    # ends
+
+    def _fail(self, key: str, held: H, kind: FailureKind, reason: FailureReason, detail: str = "") -> None:
+        """End the attempt in the ledger. FENCED means that it is somebody else's by now, or ended: just as good."""
+        self._failing(key, held, reason, detail)
+        held.ending = True
+        self._stop(key, held)
+        self._log("attempt failed", held, "warning", reason=reason, detail=detail)
+        fail = FailAttempt(
+            held.uid, held.attempt, held.fence, self.config.incarnation, held.lease_id, kind, reason, detail
+        )
+        self._ask(fail, lambda answer: self._failed(key, held, reason, answer))
+
+    def _failed(self, key: str, held: H, reason: str, answer: FailAnswer) -> None:
+        if answer.status is FailStatus.REQUEUED:
+            self._ring(Bell("prefill", held.uid, answer.attempt))
+        self._over(key, held, reason)
+
+    def _over(self, key: str, held: H, outcome: str) -> None:
+        """It is over for this node: free its blocks as soon as nobody here works on them."""
+        if self.table.get(key) is not held or held.told:
+            return
+        held.ending = held.told = True
+        held.outcome = outcome
+        self._stop(key, held)
+        self._free_if_over(key, held)
+
+    def _stop(self, key: str, held: H) -> None:
+        if held.in_engine and not held.stop_sent:
+            held.stop_sent = True
+            self._out.append(do.Stop(key))
+
+    def _free_if_over(self, key: str, held: H) -> None:
+        if held.told and not held.in_engine and not held.mover_busy:
+            del self.table[key]
+            self.pool.give_back(held.blocks, key)
+            self._done(held.bell_id, held.outcome)
+            self._freed()
+
+    def _hand_back_all(self) -> None:
+        for key, held in list(self.table.items()):
+            if not held.ending:
+                self._fail(key, held, FailureKind.OVERLOAD, FailureReason.DRAINING)
+
+    # holdings (rule 3)
+
+    def _holds(self) -> frozenset[str]:
+        return frozenset(key for key, held in self.table.items() if not held.told)
+
+    def _check_holdings(self) -> None:
+        """Compare once every ``check_s``, in both directions."""
+        if self._checking:
+            return
+        self._checking = True
+        held_before = self._holds()
+        asking_before = self._asking_for_work
+        self._ask(
+            Holdings(self.config.incarnation),
+            lambda answer: self._compare(answer, held_before, asking_before),
+            retry=False,
+        )
+
+    def _compare(self, answer: HoldingsAnswer | None, held_before: frozenset[str], asking_before: bool) -> None:
+        """Acts only on what was held, or absent with no call in flight, both before the read and after its answer."""
+        self._checking = False
+        self._at(self.config.check_s, self._check_holdings)
+        if answer is None:
+            return
+        if answer.status is ReadStatus.UNKNOWN:
+            self._lost_registration()
+            return
+        given = {_key(one): one for one in self._given(answer)}
+        held_now = self._holds()
+        for key in (held_before & held_now) - given.keys():
+            self._let_go(key)
+        if not (asking_before or self._asking_for_work):
+            for key in given.keys() - held_before - held_now:
+                self._hand_back(given[key])
+        if self._waits(answer):
+            self._starved = True
+            self._ring_self_if_room()
+
+    def _let_go(self, key: str) -> None:
+        """The ledger no longer gives us ``key``: stop its work and free its blocks when that has stopped."""
+        held = self.table.get(key)
+        if held is not None and not self._decides_itself(held):
+            self._log("let go", held)
+            self._over(key, held, "let go")
+
+    def _hand_back(self, given: HeldClaim | HeldLease) -> None:
+        """The ledger gives us what we do not have (our call was applied late): somebody else shall do it."""
+        fail = FailAttempt(
+            given.uid,
+            given.attempt,
+            given.fence,
+            self.config.incarnation,
+            given.lease_id if isinstance(given, HeldLease) else "",
+            FailureKind.OVERLOAD,
+            FailureReason.HANDED_BACK,
+            "given to a node that does not hold it",
+        )
+        self._ask(fail, lambda answer: self._handed_back(given, answer), retry=False)
+
+    def _handed_back(self, given: HeldClaim | HeldLease, answer: FailAnswer | None) -> None:
+        if answer is not None and answer.status is FailStatus.REQUEUED:
+            self._out.append(do.Log("handed back", given.uid, {"attempt": given.attempt}, "warning"))
+            self._ring(Bell("prefill", given.uid, answer.attempt))
+
+    def _lost_registration(self) -> None:
+        """The ledger declared us dead: nothing we hold is ours any more. Register again once it is all let go."""
+        self.registered = False
+        for key in self._holds():
+            self._let_go(key)
+        self._register_when_idle()
+
+    def _register_when_idle(self) -> None:
+        if self.registered or self.draining:
+            return
+        if self.idle:
+            self._out.append(do.Register())
+        else:
+            self._at(_RETRY_FIRST_S, self._register_when_idle)
+
+    # small things
+
+    def _ring(self, bell: Bell) -> None:
+        self._out.append(do.Ring(bell))
+
+    def _log(self, event: str, held: H, level: str = "info", **fields: str | int) -> None:
+        who: dict[str, str | int] = {"request_id": held.client_id, "attempt": held.attempt}
+        self._out.append(do.Log(event, held.uid, who | fields, level))
+
+    def _flush(self) -> list[do.Effect]:
+        out, self._out = self._out, []
+        return out
+
+
+def _key(given: HeldClaim | HeldLease) -> str:
+    return given.lease_id if isinstance(given, HeldLease) else given.fence

@@ -1,0 +1,69 @@
+"""What crosses a process boundary, as frozen pydantic models."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+FinishReason = Literal["stop", "length"]
+Role = Literal["prefill", "decode", "control", "web"]
+
+
+class Frozen(BaseModel):
+    """Base of everything here: immutable, and strict about names it does not know."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class SamplingParams(Frozen):
+    """How tokens are drawn and when an answer ends.
+
+    A draw is a pure function of (``seed``, index in the answer, logits), so that a resumed attempt
+    draws the same tokens. ``temperature`` 0 is greedy. ``top_k`` 0 means "all".
+    """
+
+    temperature: float = Field(1.0, ge=0, le=2, allow_inf_nan=False)
+    top_p: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
+    top_k: int = Field(0, ge=0)
+    seed: int = Field(ge=-(2**63), lt=2**63)
+    max_tokens: int = Field(ge=1)
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+
+
+class NodeInfo(Frozen):
+    """One running worker process, or one gunicorn worker of web, as it registers in the ledger."""
+
+    incarnation: str
+    role: Role
+    name: str
+    pid: int
+    host: str
+    address: str = ""
+    """ZMQ endpoint on which this node answers calls; empty for web and control."""
+    layout: str = ""
+    """Fingerprint of model and KV layout. Nodes that hold KV must agree on it."""
+    num_blocks: int = 0
+    block_size_tokens: int = 0
+
+
+class Gauges(Frozen):
+    """What a node says of itself with each heartbeat."""
+
+    health: str = "healthy"
+    blocks: dict[str, int] = {}
+    running: int = 0
+    waiting: int = 0
+
+
+class KVLocation(Frozen):
+    """Where a node's KV pool lies, so that a peer can pull from it. ``layout`` fingerprints model and block format."""
+
+    transport: Literal["shm"] = "shm"
+    pid: int = Field(ge=1)
+    fd: int = Field(ge=0)
+    incarnation: str = Field(min_length=1)
+    num_blocks: int = Field(ge=1)
+    block_bytes: int = Field(ge=1)
+    layout: str = Field(min_length=1)

@@ -1,0 +1,146 @@
+"""The only reader of the environment: one frozen Settings object, ``BATON_<NAME>``; it fails loudly.
+
+Units are in the names: ``_s`` seconds, ``_ms`` milliseconds, ``_bytes``, ``_tokens``.
+The settings table in the README is generated from this file (``make docs``).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from app.errors import SettingsError
+
+
+class Settings(BaseSettings):
+    """Everything a person may want to turn. Each description gives the reason for its default."""
+
+    model_config = SettingsConfigDict(env_prefix="BATON_", frozen=True, extra="ignore", env_ignore_empty=True)
+
+    # Where things are
+    home: Path = Field(Path("~/.cache/baton"), description="Cache for converted models and the state of `baton up`.")
+    redis_url: str = Field(
+        "redis://127.0.0.1:6379/0",
+        description="Ledger server: redis://, rediss:// or unix:///path. `baton up` starts an embedded Valkey when it is not set.",
+    )
+    broker_url: str = Field(
+        "", description="Celery's broker, when it is another server than the ledger; empty: the same."
+    )
+    namespace: str = Field(
+        "baton",
+        pattern=r"^[a-z0-9_-]{1,32}$",
+        description="Prefix of every key, so that Baton can live in a Redis that others use.",
+    )
+    incarnation: str = Field(
+        "", description="Set by a supervisor so that it can report the exit of exactly this process."
+    )
+
+    # The model
+    model: str = Field(
+        "smollm2-135m-instruct", description="Name of the default model, a .gguf file, or a Hugging Face folder."
+    )
+    served_model_name: str = Field("", description="Name the API answers to; empty: the model's own name.")
+    device: str = Field("cpu", pattern=r"^(cpu|gpu:\d+)$", description="Where a worker computes: `cpu` or `gpu:0`.")
+    max_model_len_tokens: int = Field(
+        0, ge=0, description="Prompt + answer at most; 0: what the model and the pool can hold."
+    )
+    num_threads: int = Field(
+        1,
+        ge=1,
+        le=256,
+        description="Compute threads per worker. Two busy workers on two cores ruin each other with two each.",
+    )
+
+    # KV blocks and batches
+    block_size_tokens: int = Field(
+        16, ge=1, le=256, description="Tokens per KV block; small wastes little at a sequence's end."
+    )
+    num_blocks: int = Field(
+        1024, ge=1, description="KV blocks per node: 16,384 tokens, 720 MiB with the default model in fp32."
+    )
+    max_num_seqs: int = Field(32, ge=1, description="Sequences a node works on at once; more gains little on a CPU.")
+    max_num_batched_tokens: int = Field(
+        512,
+        ge=1,
+        description="Tokens per prefill step. Between steps aborts are seen: smaller reacts sooner, larger computes faster.",
+    )
+
+    # Limits of a request
+    max_queued: int = Field(1024, ge=1, description="Waiting requests, then 429: a longer queue only times out.")
+    max_attempts: int = Field(
+        3, ge=1, description="Failures until a request ends with an error; 1: the first failure is the error."
+    )
+    queue_timeout_s: float = Field(60.0, gt=0, description="Time spent QUEUED, then the request ends EXPIRED.")
+    first_token_timeout_s: float = Field(
+        300.0,
+        gt=0,
+        description="From claim to activation; then the lease expires and the attempt fails. FastDeploy's default.",
+    )
+    grant_timeout_s: float = Field(
+        30.0, gt=0, description="How long a computed prefill waits for a decode node before it may be given up."
+    )
+    record_ttl_s: float = Field(86_400.0, gt=0, description="How long an ended request can be looked up.")
+    max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest HTTP body.")
+
+    # Who notices what, and when
+    heartbeat_s: float = Field(0.5, gt=0, description="Pause between heartbeats; ten fit into node_ttl_s.")
+    node_ttl_s: float = Field(
+        5.0, gt=0, description="A node silent for so long is dead: long enough for a busy machine."
+    )
+    link_timeout_s: float = Field(2.0, gt=0, description="Acknowledgement of a message between nodes.")
+    pull_min_bytes_per_s: float = Field(
+        50e6, gt=0, description="Slowest KV transfer that counts as alive: pull_timeout = link_timeout + bytes / this."
+    )
+    ledger_timeout_s: float = Field(2.0, gt=0, description="Answer of a ledger call; later its outcome is unknown.")
+    check_s: float = Field(
+        1.0, gt=0, description="Pause between comparisons of what a node holds with what the ledger gives it."
+    )
+    scan_s: float = Field(1.0, gt=0, description="Pause between scans for what expired or lost its node.")
+    engine_stall_s: float = Field(
+        120.0, gt=0, description="A step or pull that takes longer is stuck. FastDeploy's default."
+    )
+    drain_timeout_s: float = Field(30.0, gt=0, description="What a worker may still finish after SIGTERM.")
+
+    # The HTTP side
+    host: str = Field("127.0.0.1", description="Address that web listens on.")
+    port: int = Field(8000, ge=0, le=65535, description="Port that web listens on.")
+    web_workers: int = Field(1, ge=1, description="gunicorn processes.")
+    web_threads: int = Field(256, ge=1, description="Requests that one web process answers at once; a thread each.")
+    link_host: str = Field("127.0.0.1", description="Address on which workers answer each other; a free port is taken.")
+    flower_host: str = Field("127.0.0.1", description="Address that Flower listens on.")
+    flower_port: int = Field(5555, ge=0, le=65535, description="Port that Flower listens on.")
+
+    log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="What is logged.")
+
+    @field_validator("home")
+    @classmethod
+    def _expand(cls, value: Path) -> Path:
+        return value.expanduser().absolute()
+
+    @property
+    def effective_broker_url(self) -> str:
+        """The broker's address in the form that kombu understands."""
+        url = self.broker_url or self.redis_url
+        return url.replace("unix://", "redis+socket://", 1) if url.startswith("unix://") else url
+
+
+@cache
+def get_settings() -> Settings:
+    """This process's settings.
+
+    Raises:
+        SettingsError: one line per wrong setting, with its environment name.
+    """
+    return load_settings()
+
+
+def load_settings(**overrides: object) -> Settings:
+    """Settings from the environment with ``overrides`` (command line options) on top. Raises SettingsError."""
+    try:
+        return Settings(**overrides)  # type: ignore[arg-type]
+    except ValidationError as error:
+        lines = [f"BATON_{'_'.join(str(part) for part in e['loc']).upper()}: {e['msg']}" for e in error.errors()]
+        raise SettingsError("; ".join(lines)) from None

@@ -1,0 +1,295 @@
+"""Web as it runs: gunicorn, a real ledger, the official client, closed connections, signals."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import psutil
+import pytest
+
+from app.ledger.commands import Cluster, Snapshot
+from app.ledger.redis import RedisLedger, connect
+from app.settings import Settings, load_settings
+from app.valkey import EmbeddedValkey
+from tests.api.conftest import chunks
+from tests.api.support import IM_END, Fail, Script, ScriptedWorker, Send, Wait, ids, say, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedValkey]:
+    server = EmbeddedValkey(tmp_path_factory.mktemp("valkey"), aof=False)
+    server.start()
+    yield server
+    server.stop()
+
+
+class Web:
+    """One gunicorn with its ledger and a scripted worker."""
+
+    def __init__(self, settings: Settings, folder: Path, script: Script, **environment: str) -> None:
+        self.ledger: RedisLedger = connect(settings)
+        self.log = folder / "web.log"
+        self.home = folder / "home"
+        self.home.mkdir()
+        environment |= {
+            "HOME": str(self.home),
+            "BATON_REDIS_URL": settings.redis_url,
+            "BATON_NAMESPACE": settings.namespace,
+            "BATON_PORT": "0",
+            "BATON_HEARTBEAT_S": "0.1",
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+        }
+        argv = [sys.executable, "-m", "gunicorn", "-c", "python:web.gunicorn_conf", "tests.api.toy_app:create_app()"]
+        with self.log.open("wb") as out:
+            self.process = subprocess.Popen(argv, cwd=ROOT, env=os.environ | environment, stdout=out, stderr=out)
+        self.worker: ScriptedWorker | None = None
+        self._clients: list[httpx.Client | openai.OpenAI] = []
+        try:
+            wait_for(lambda: self.process.poll() is not None or self._address() is not None, 20)
+            assert self.process.poll() is None, self.log.read_text()
+            self.url = str(self._address())
+            self.http = httpx.Client(base_url=self.url, timeout=20)
+            self._clients.append(self.http)
+            self.worker = ScriptedWorker(self.ledger, script)
+            wait_for(lambda: self.http.get("/ready").status_code == 200, 20)
+        except BaseException:
+            self.close()
+            raise
+
+    def _address(self) -> str | None:
+        found = re.search(r"Listening at: (http://[^ ]+) ", self.log.read_text())
+        return found[1] if found else None
+
+    def client(self, **options: Any) -> openai.OpenAI:
+        client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
+        self._clients.append(client)
+        return client
+
+    def state(self, request_id: str) -> str:
+        return self.ledger.execute(Snapshot(client_id=request_id)).state
+
+    def gunicorn_workers(self) -> list[psutil.Process]:
+        return psutil.Process(self.process.pid).children()
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        if self.worker is not None:
+            self.worker.stop()
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        self.ledger.close()
+
+
+StartWeb = Callable[..., Web]
+
+
+@pytest.fixture
+def start_web(valkey: EmbeddedValkey, tmp_path: Path) -> Iterator[StartWeb]:
+    started: list[Web] = []
+
+    def start(script: Script = lambda work: say("hello"), **environment: str) -> Web:
+        settings = load_settings(redis_url=valkey.url, namespace=uuid.uuid4().hex)
+        started.append(Web(settings, tmp_path, script, **environment))
+        return started[-1]
+
+    yield start
+    for web in started:
+        for child in web.gunicorn_workers() if web.process.poll() is None else []:
+            child.kill()
+        web.close()
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"model": "toy", "prompt": "hi", "max_tokens": 50, **fields}
+
+
+HI: Any = [{"role": "user", "content": "hi"}]
+
+
+def test_the_official_client_reads_every_kind_of_answer(start_web: StartWeb) -> None:
+    client = start_web(lambda work: say("Grüße!")).client()
+    assert [m.id for m in client.models.list()] == ["toy"]
+    whole = client.chat.completions.create(model="toy", messages=HI)
+    assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == ("Grüße!", "stop")
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == 9
+
+    options: Any = {"include_usage": True}
+    stream = list(client.chat.completions.create(model="toy", messages=HI, stream=True, stream_options=options))
+    assert stream[0].choices[0].delta.role == "assistant"
+    assert "".join(c.choices[0].delta.content or "" for c in stream if c.choices) == "Grüße!"
+    assert stream[-2].choices[0].finish_reason == "stop"
+    assert stream[-1].usage == whole.usage
+    assert len({c.id for c in stream}) == 1
+
+    completion = client.completions.create(model="toy", prompt="hi", extra_body={"return_token_ids": True})
+    assert completion.choices[0].text == "Grüße!"
+    assert completion.choices[0].token_ids == [*ids("Grüße!"), IM_END]  # type: ignore[attr-defined]
+    pieces = list(client.completions.create(model="toy", prompt="hi", stream=True))
+    assert "".join(c.choices[0].text for c in pieces) == "Grüße!"
+
+
+def test_the_official_client_raises_its_own_errors_and_retries_only_what_it_should(start_web: StartWeb) -> None:
+    web = start_web(lambda work: [Send(ids("a")), Fail("engine_error")])
+    client = web.client(max_retries=2)
+    with pytest.raises(openai.NotFoundError, match="model"):
+        client.completions.create(model="other", prompt="x")
+    with pytest.raises(openai.BadRequestError) as bad:
+        client.completions.create(model="toy", prompt="x", temperature=7)
+    assert (bad.value.param, bad.value.code, bad.value.type) == (
+        "temperature",
+        "invalid_value",
+        "invalid_request_error",
+    )
+    with pytest.raises(openai.InternalServerError, match="engine_error"):
+        client.completions.create(model="toy", prompt="x")
+    with pytest.raises(openai.APIError, match="engine_error"):
+        list(client.completions.create(model="toy", prompt="x", stream=True))
+    assert web.log.read_text().count(" admitted ") == 2
+
+
+def test_each_token_is_sent_at_once(start_web: StartWeb) -> None:
+    go_on = threading.Event()
+    web = start_web(lambda work: [Send(ids("a")), Wait(go_on), Send([IM_END], "stop")])
+    with web.http.stream("POST", "/v1/completions", json=body(stream=True)) as answer:
+        lines = answer.iter_lines()
+        assert '"a"' in next(lines)
+        go_on.set()
+        assert "data: [DONE]" in list(lines)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_before_the_first_token_is_noticed(start_web: StartWeb, stream: bool) -> None:
+    web = start_web(lambda work: [Wait(threading.Event())])
+    with pytest.raises(httpx.ReadTimeout):
+        web.http.post("/v1/completions", json=body(stream=stream), headers={"X-Request-Id": "r1"}, timeout=0.5)
+    wait_for(lambda: web.state("r1") == "ABORTED", 2.5)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_goes_in_the_middle_is_noticed(start_web: StartWeb, stream: bool) -> None:
+    pace = threading.Event()
+    tokens = [step for _ in range(100) for step in (Send(ids("a")), Wait(pace))]
+    web = start_web(lambda work: tokens)
+    client = httpx.Client(base_url=web.url)
+    request = client.build_request("POST", "/v1/completions", json=body(stream=stream), headers={"X-Request-Id": "r1"})
+    if stream:
+        answer = client.send(request, stream=True)
+        next(answer.iter_lines())
+        answer.close()
+    else:
+        with pytest.raises(httpx.ReadTimeout):
+            client.send(
+                client.build_request(
+                    "POST", "/v1/completions", json=body(), headers={"X-Request-Id": "r1"}, timeout=0.5
+                )
+            )
+        assert web.state("r1") in ("DECODING", "ABORTED")
+    client.close()
+    wait_for(lambda: web.state("r1") == "ABORTED", 2.5)
+
+
+def test_sigterm_lets_an_open_answer_finish_and_takes_no_new_one(start_web: StartWeb) -> None:
+    go_on = threading.Event()
+    web = start_web(lambda work: [Send(ids("a")), Wait(go_on), Send([IM_END], "stop")], BATON_DRAIN_TIMEOUT_S="20")
+    with web.http.stream("POST", "/v1/completions", json=body(stream=True)) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        web.process.send_signal(signal.SIGTERM)
+        wait_for(lambda: refused(web.url))
+        go_on.set()
+        assert "data: [DONE]" in list(lines)
+    assert web.process.wait(15) == 0
+
+
+def test_sigterm_ends_what_does_not_finish_with_an_explicit_error(start_web: StartWeb) -> None:
+    web = start_web(lambda work: [Send(ids("a")), Wait(threading.Event())], BATON_DRAIN_TIMEOUT_S="1")
+    headers = {"X-Request-Id": "r1"}
+    with web.http.stream("POST", "/v1/completions", json=body(stream=True), headers=headers) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        asked_at = time.monotonic()
+        web.process.send_signal(signal.SIGTERM)
+        *_, last = chunks("\n".join(lines).strip() + "\n\n")
+    assert last["error"]["code"] == "service_unavailable"
+    assert web.process.wait(15) == 0
+    assert time.monotonic() - asked_at < 3.5
+    assert web.state("r1") == "ABORTED"
+
+
+def test_a_killed_web_worker_leaves_the_ledger_at_once_and_is_replaced(start_web: StartWeb) -> None:
+    web = start_web(lambda work: [Send(ids("a")), Wait(threading.Event())], BATON_NODE_TTL_S="60")
+    (before,) = web_nodes(web)
+    with web.http.stream("POST", "/v1/completions", json=body(stream=True), headers={"X-Request-Id": "r1"}) as answer:
+        lines = answer.iter_lines()
+        next(lines)
+        (process,) = web.gunicorn_workers()
+        process.kill()
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(lines)
+    wait_for(lambda: web.state("r1") == "ABORTED", 3)
+    wait_for(lambda: web_nodes(web) and before not in web_nodes(web), 10)
+    assert web.worker is not None
+    web.worker.script = lambda work: say("again")
+    answer = httpx.post(f"{web.url}/v1/completions", json=body(), timeout=10)
+    assert answer.json()["choices"][0]["text"] == "again"
+
+
+def test_many_streams_at_once_and_health_beside_them(start_web: StartWeb) -> None:
+    go_on = threading.Event()
+    web = start_web(lambda work: [Wait(go_on), *say("x" * 20)], BATON_WEB_THREADS="40")
+    texts: list[str] = []
+
+    def ask() -> None:
+        answer = httpx.post(f"{web.url}/v1/completions", json=body(stream=True), timeout=30)
+        texts.append("".join(c["choices"][0]["text"] for c in chunks(answer.text)[:-1]))
+
+    threads = [threading.Thread(target=ask) for _ in range(40)]
+    for thread in threads:
+        thread.start()
+    wait_for(lambda: web_gauge(web) == 40, 10)
+    assert web.http.get("/health").status_code == 200
+    assert web.http.post("/v1/completions", json=body()).status_code == 429
+    go_on.set()
+    for thread in threads:
+        thread.join(30)
+    assert texts == ["x" * 20] * 40
+
+
+def test_gunicorn_leaves_nothing_in_the_home_folder(start_web: StartWeb) -> None:
+    web = start_web()
+    assert web.http.get("/health").status_code == 200
+    assert list(web.home.rglob("*")) == []
+
+
+def web_nodes(web: Web) -> list[str]:
+    return [n.node.incarnation for n in web.ledger.execute(Cluster()).nodes if n.node.role == "web"]
+
+
+def web_gauge(web: Web) -> int:
+    return next(n.gauges.running for n in web.ledger.execute(Cluster()).nodes if n.node.role == "web")
+
+
+def refused(url: str) -> bool:
+    try:
+        httpx.get(f"{url}/health", timeout=1)
+    except httpx.ConnectError:
+        return True
+    return False

@@ -1,0 +1,87 @@
+"""Speed of one engine without anything around it: ``python -m tests.bench.engine [--threads N]``.
+
+Prints time to first token for prompts of several lengths, and tokens per second of decoding at several batch
+sizes with a context of about 128 tokens.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import time
+from typing import TYPE_CHECKING
+
+from app.model.resolve import resolve_model
+from app.schemas import SamplingParams
+from app.settings import get_settings
+from workers.engine import runtime
+
+if TYPE_CHECKING:
+    from workers.engine.engine import Engine
+
+PREFILL_TOKENS = (128, 512, 2048)
+DECODE_BATCHES = (1, 8, 32)
+DECODE_CONTEXT_TOKENS = 96
+
+
+def sampling(max_tokens: int, temperature: float = 0) -> SamplingParams:
+    return SamplingParams(temperature=temperature, seed=1, max_tokens=max_tokens, ignore_eos=True)
+
+
+def prefill_s(engine: Engine, num_tokens: int) -> float:
+    """Seconds from add to the first token."""
+    prompt = [(7 * position) % 40_000 + 100 for position in range(num_tokens)]
+    blocks = range(engine.blocks_needed(num_tokens))
+    started = time.perf_counter()
+    engine.add("prefill", prompt, [], sampling(1), blocks, num_computed=0)
+    while engine.has_work:
+        engine.step()
+    return time.perf_counter() - started
+
+
+def decode_tokens_per_s(engine: Engine, batch: int, steps: int, temperature: float = 0) -> float:
+    """Tokens per second of ``batch`` sequences that decode together, over ``steps`` steps."""
+    context = DECODE_CONTEXT_TOKENS
+    each = engine.blocks_needed(context + steps)
+    for number in range(batch):
+        prompt = [(number * 31 + position) % 40_000 + 100 for position in range(context)]
+        blocks = range(number * each, (number + 1) * each)
+        engine.add(f"decode-{number}", prompt, [], sampling(steps, temperature), blocks, num_computed=context - 1)
+    started = time.perf_counter()
+    while engine.has_work:
+        engine.step()
+    return batch * steps / (time.perf_counter() - started)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=32, help="decode steps per measurement")
+    options = parser.parse_args()
+    runtime.configure(options.threads)
+    from workers.engine.engine import Engine
+
+    settings = get_settings()
+    folder = resolve_model(settings.model, settings.home, print)
+    engine = Engine(
+        folder,
+        incarnation="bench",
+        max_model_len=min(4096, folder.config.max_position_embeddings),
+        num_threads=options.threads,
+        num_blocks=max(DECODE_BATCHES) * (DECODE_CONTEXT_TOKENS + options.steps) // 16 + 32,
+        max_num_seqs=max(DECODE_BATCHES),
+    )
+    engine.warm_up(print)
+    print(f"{folder.name}, {options.threads} thread(s)")
+    for num_tokens in PREFILL_TOKENS:
+        best = min(prefill_s(engine, num_tokens) for _ in range(2))
+        print(f"prefill {num_tokens:5d} tokens  {best * 1000:8.0f} ms  {num_tokens / best:7.0f} tok/s")
+    for batch in DECODE_BATCHES:
+        greedy = decode_tokens_per_s(engine, batch, options.steps)
+        drawn = decode_tokens_per_s(engine, batch, options.steps, temperature=1.0)
+        print(f"decode  batch {batch:2d}  greedy {greedy:7.1f} tok/s  sampled {drawn:7.1f} tok/s")
+    print(f"peak RSS {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB")
+
+
+if __name__ == "__main__":
+    main()

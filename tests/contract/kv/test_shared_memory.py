@@ -1,0 +1,126 @@
+"""What only the shared-memory transport promises."""
+
+import mmap
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.errors import PullError, StartupError
+from app.kv import KVPool, KVReader, PullFailure
+from app.kv.memory import available_bytes
+
+from .test_transport import BLOCK_BYTES, LAYOUT, NUM_BLOCKS, Owner, owner, pool
+
+__all__ = ["owner", "pool"]
+
+
+@pytest.fixture
+def reader() -> Iterator[KVReader]:
+    made = KVReader(max_mappings=2)
+    yield made
+    made.close()
+
+
+def mapped_pools() -> int:
+    return sum("memfd:baton-kv" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+
+@pytest.mark.parametrize(
+    ("impostor", "reason"),
+    [
+        ("pipe", PullFailure.FOREIGN),
+        ("other-name", PullFailure.FOREIGN),
+        ("garbage", PullFailure.FOREIGN),
+        ("empty", PullFailure.FOREIGN),
+        ("unsealed", PullFailure.FOREIGN),
+        ("truncated", PullFailure.SHORT),
+    ],
+)
+def test_an_impostor_is_refused(
+    owner: Owner, reader: KVReader, pool: KVPool, impostor: str, reason: PullFailure
+) -> None:
+    committed = owner.commit(2)
+    location = owner.location.model_copy(update=owner.ask(f"impostor {impostor}"))
+    with pytest.raises(PullError) as failure:
+        reader.pull(location, *committed, pool, [0])
+    assert failure.value.reason == reason
+    assert not pool.blocks.any()
+
+
+def test_nobody_else_can_map_a_pool_for_writing(owner: Owner) -> None:
+    fd = os.open(f"/proc/{owner.location.pid}/fd/{owner.location.fd}", os.O_RDWR)
+    try:
+        with pytest.raises(PermissionError):
+            mmap.mmap(fd, 4096)
+        with pytest.raises(PermissionError):
+            os.ftruncate(fd, 0)
+    finally:
+        os.close(fd)
+
+
+def test_the_mapping_of_a_dead_owner_is_let_go(owner: Owner, reader: KVReader, pool: KVPool) -> None:
+    own = mapped_pools()
+    committed = owner.commit(2)
+    reader.pull(owner.location, *committed, pool, [0])
+    assert mapped_pools() == own + 1
+    owner.kill()
+    with pytest.raises(PullError):
+        reader.pull(owner.location, *committed, pool, [0])
+    assert mapped_pools() == own
+
+
+def test_mappings_are_bounded_and_the_longest_unused_goes_first(reader: KVReader, pool: KVPool) -> None:
+    own = mapped_pools()
+    owners = [Owner(f"owner-{number}") for number in range(3)]
+    try:
+        for index in (0, 1, 0, 2):
+            reader.pull(owners[index].location, *owners[index].commit(1), pool, [0])
+        assert reader.mapped == ("owner-0", "owner-2")
+        assert mapped_pools() == own + 2
+        reader.forget("owner-0")
+        assert mapped_pools() == own + 1
+    finally:
+        for each in owners:
+            each.close()
+
+
+def test_a_pool_that_does_not_fit_is_refused_with_its_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.kv.pool.available_bytes", lambda: 3 * 2**20)
+    with pytest.raises(StartupError, match=r"4 blocks take 4 MiB, 3 MiB are available"):
+        KVPool.create(4, 2**20, "big", LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"memory.max": "max"}, None),
+        ({"memory.max": "5000", "memory.current": "2000"}, 3000),
+        ({"memory/memory.limit_in_bytes": "900", "memory/memory.usage_in_bytes": "1000"}, 0),
+    ],
+)
+def test_the_limit_of_a_container_counts(tmp_path: Path, files: dict[str, str], expected: int | None) -> None:
+    (tmp_path / "memory").mkdir()
+    for name, text in files.items():
+        (tmp_path / name).write_text(text + "\n")
+    assert (available_bytes(tmp_path) == expected) == (expected is not None)
+
+
+@pytest.mark.parametrize(
+    ("num_blocks", "block_bytes", "incarnation", "layout"),
+    [(0, 1, "a", "b"), (1, 0, "a", "b"), (1, 1, "", "b"), (1, 1, "a", ""), (1, 1, "a", "b" * 5000)],
+)
+def test_a_pool_without_sense_is_refused(num_blocks: int, block_bytes: int, incarnation: str, layout: str) -> None:
+    with pytest.raises(StartupError):
+        KVPool.create(num_blocks, block_bytes, incarnation, layout)
+
+
+def test_a_closed_pool_gives_its_memory_back() -> None:
+    before = mapped_pools()
+    pool = KVPool.create(NUM_BLOCKS, BLOCK_BYTES, "short-lived", LAYOUT)
+    assert mapped_pools() == before + 1
+    pool.close()
+    assert mapped_pools() == before
+    with pytest.raises(ValueError, match="closed"):
+        pool.location()

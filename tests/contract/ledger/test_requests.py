@@ -1,0 +1,191 @@
+"""admit, abort, detach, snapshot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from app.ledger.commands import (
+    Abort,
+    AbortStatus,
+    AdmitStatus,
+    ClaimStatus,
+    Detach,
+    EmitStatus,
+    ReadStatus,
+    ReserveStatus,
+    Scan,
+    Watcher,
+)
+
+
+@pytest.fixture(autouse=True)
+def _cluster(world: Any) -> None:
+    world.cluster()
+
+
+def test_admission_queues_a_record_that_can_be_read_by_uid_and_by_client_id(world: Any) -> None:
+    assert world.admit("u", "mine").status is AdmitStatus.ADMITTED
+    by_uid, by_client = world.read("u"), world.read(client_id="mine")
+    assert by_uid == by_client
+    assert (by_uid.state, by_uid.attempt, by_uid.prompt_tokens, by_uid.output_ids) == ("QUEUED", 1, 20, ())
+    assert set(by_uid.timeline) == {"queued"}
+
+
+def test_a_client_id_in_process_is_refused_with_the_uid_that_holds_it(world: Any) -> None:
+    world.admit("u", "mine")
+    second = world.admit("v", "mine")
+    assert (second.status, second.uid) == (AdmitStatus.DUPLICATE, "u")
+    assert world.read("v").status is ReadStatus.UNKNOWN
+
+
+def test_a_client_id_is_free_again_after_the_end_and_latest_moves_on(world: Any) -> None:
+    world.admit("u", "mine")
+    world.do(Abort("u", "user"))
+    assert world.admit("v", "mine").status is AdmitStatus.ADMITTED
+    assert world.read(client_id="mine").uid == "v"
+    assert world.read("u").state == "ABORTED"
+
+
+def test_the_end_of_an_old_record_leaves_the_guard_of_the_new_one_alone(world: Any) -> None:
+    world.admit("u", "mine")
+    world.do(Abort("u", "user"))
+    world.admit("v", "mine")
+    world.do(Abort("u", "again"))
+    assert world.admit("x", "mine").status is AdmitStatus.DUPLICATE
+
+
+def test_the_same_admission_again_is_admitted_once(world: Any) -> None:
+    world.admit("u")
+    assert world.admit("u").status is AdmitStatus.ADMITTED
+    assert list(world.dump()["queue"]) == ["u"]
+
+
+def test_a_full_queue_refuses_and_says_how_many_wait(world: Any) -> None:
+    world.admit("u", max_queued=1)
+    refused = world.admit("v", max_queued=1)
+    assert (refused.status, refused.queued) == (AdmitStatus.FULL, 1)
+    assert world.claim("f").status is ClaimStatus.CLAIMED
+    assert world.admit("v", max_queued=1).status is AdmitStatus.ADMITTED
+
+
+def test_a_requeued_request_goes_back_into_a_full_queue(world: Any) -> None:
+    world.prefilling("u", max_queued=1)
+    world.admit("v", max_queued=1)
+    assert world.fail("u").status == "REQUEUED"
+    assert world.admit("x", max_queued=2).status is AdmitStatus.FULL
+
+
+@pytest.mark.parametrize("web", ["nobody", "silent"])
+def test_a_request_watched_by_no_living_web_process_is_refused(world: Any, web: str) -> None:
+    world.node("silent", "web", ttl=10)
+    world.advance(11)
+    assert world.admit("u", web=web).status is AdmitStatus.REFUSED
+    assert world.read("u").status is ReadStatus.UNKNOWN
+
+
+def test_an_admission_that_comes_after_its_abort_is_refused(world: Any) -> None:
+    assert world.do(Abort("u", "unknown outcome")).status is AbortStatus.TOMBSTONED
+    assert world.do(Abort("u", "unknown outcome")).status is AbortStatus.TOMBSTONED
+    world.advance(60_000)
+    world.do(Scan(0))
+    assert world.admit("u").status is AdmitStatus.TOMBSTONED
+
+
+def test_a_tombstone_is_pruned_in_the_end(world: Any) -> None:
+    world.do(Detach("u", Watcher("w", "x")))
+    world.advance(3_600_000)
+    world.do(Scan(0))
+    assert world.dump()["tombstones"] == {}
+
+
+def test_abort_ends_a_queued_request(world: Any) -> None:
+    world.admit("u")
+    answer = world.do(Abort("u", "user"))
+    assert (answer.status, answer.state) == (AbortStatus.ABORTED, "ABORTED")
+    assert world.do(Abort("u", "user")).status is AbortStatus.ABORTED
+    assert world.read("u").error_code == "user"
+    assert world.claim("f").status is ClaimStatus.NOTHING
+
+
+def test_abort_while_prefilling_cancels_the_lease_and_fences_both_nodes(world: Any) -> None:
+    world.prefilling()
+    world.reserve("l")
+    world.do(Abort("u", "user"))
+    assert world.lease_state() == "CANCELLED"
+    assert world.owned("p") == world.owned("d") == set()
+    assert world.emit("u", 0, 7).status is EmitStatus.ABORTED
+    assert world.activate("u").status == "FENCED"
+
+
+def test_abort_while_decoding_releases_the_lease(world: Any) -> None:
+    world.decoding()
+    world.do(Abort("u", "user"))
+    assert (world.lease_state(), world.owned("d")) == ("RELEASED", set())
+    assert world.emit("u", 1, 8, node="d").status is EmitStatus.ABORTED
+
+
+def test_abort_of_a_waiter_takes_it_out_of_the_line(world: Any) -> None:
+    world.prefilling()
+    world.do(Abort("u", "user"))
+    assert world.reserve("l").status is ReserveStatus.NOTHING
+
+
+def test_abort_after_the_end_says_how_it_ended(world: Any) -> None:
+    world.decoding()
+    world.emit("u", 1, 8, node="d", end="stop")
+    answer = world.do(Abort("u", "user"))
+    assert (answer.status, answer.state) == (AbortStatus.ENDED, "FINISHED")
+
+
+def test_the_last_watcher_gone_aborts(world: Any) -> None:
+    world.admit("u")
+    answer = world.do(Detach("u", Watcher("w", "somebody else")))
+    assert (answer.status, answer.state) == (AbortStatus.WATCHED, "QUEUED")
+    answer = world.do(Detach("u", Watcher("w", "connection-u")))
+    assert (answer.status, answer.state) == (AbortStatus.ABORTED, "ABORTED")
+    assert world.read("u").error_code == "client_gone"
+    assert world.do(Detach("u", Watcher("w", "connection-u"))).status is AbortStatus.ABORTED
+    assert world.owned("w") == set()
+
+
+def test_detach_after_the_end_says_how_it_ended(world: Any) -> None:
+    world.decoding()
+    world.emit("u", 1, 8, node="d", end="length")
+    assert world.do(Detach("u", Watcher("w", "connection-u"))).state == "FINISHED"
+
+
+def test_the_terminal_event_says_why(world: Any) -> None:
+    world.admit("u")
+    world.do(Abort("u", "user"))
+    (event,) = world.events()
+    assert (event.uid, event.state, event.error_code, event.tokens) == ("u", "ABORTED", "user", ())
+
+
+def test_an_ended_record_goes_away_after_its_ttl_and_a_running_one_does_not(world: Any) -> None:
+    world.admit("u", record_ttl_ms=30)
+    world.admit("v", record_ttl_ms=30)
+    world.do(Abort("u", "user"))
+    world.wait_until(lambda: world.read("u").status is ReadStatus.UNKNOWN)
+    assert world.read(client_id="client-u").status is ReadStatus.UNKNOWN
+    assert world.state("v") == "QUEUED"
+
+
+def test_a_snapshot_starts_where_it_is_asked_to(world: Any) -> None:
+    world.decoding()
+    world.emit("u", 1, 8, 9, node="d")
+    answer = world.read("u", from_index=2)
+    assert (answer.output_from, answer.output_ids) == (2, (9,))
+    assert world.read("u", from_index=9).output_ids == ()
+    assert (answer.prefill_node, answer.decode_node) == ("p@host", "d@host")
+
+
+def test_nothing_is_known_of_an_unknown_id(world: Any) -> None:
+    assert world.read("nobody").status is ReadStatus.UNKNOWN
+    assert world.read(client_id="nobody").status is ReadStatus.UNKNOWN
+
+
+def test_ids_with_a_colon_are_refused_with_their_name(world: Any) -> None:
+    with pytest.raises(ValueError, match="abort: uid"):
+        world.do(Abort("a:b", "user"))

@@ -1,0 +1,271 @@
+"""Request bodies: what is accepted, what is refused, and under which field's name."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from app.errors import ApiError, InvalidRequest, ModelNotFound, PromptTooLong
+from tests.api.support import IM_END, IM_START, ids, toy_model
+from web.openai_schemas import ChatBody, CompletionBody
+from web.params import Prepared, parse_body, prepare_chat, prepare_completion
+
+MODEL = toy_model(max_model_len_tokens=64, pool_tokens=4096)
+
+
+def completion(**fields: Any) -> Prepared:
+    body = {"model": "toy", "prompt": "hello", **fields}
+    return prepare_completion(parse_body(json.dumps(body).encode(), CompletionBody), MODEL)
+
+
+def chat(**fields: Any) -> Prepared:
+    body = {"model": "toy", "messages": [{"role": "user", "content": "hi"}], **fields}
+    return prepare_chat(parse_body(json.dumps(body).encode(), ChatBody), MODEL)
+
+
+BOTH_REFUSED = [
+    ("n", 2),
+    ("n", True),
+    ("n", "1"),
+    ("presence_penalty", 0.5),
+    ("frequency_penalty", -1),
+    ("repetition_penalty", 1.1),
+    ("min_p", 0.1),
+    ("min_tokens", 4),
+    ("logit_bias", {"5": 1}),
+    ("stop_token_ids", [1]),
+    ("bad_words", ["x"]),
+    ("response_format", {"type": "json_object"}),
+    ("skip_special_tokens", False),
+    ("include_stop_str_in_output", True),
+    ("temperature", -0.1),
+    ("temperature", 2.1),
+    ("temperature", True),
+    ("temperature", "1"),
+    ("top_p", 0),
+    ("top_p", 1.1),
+    ("top_k", -2),
+    ("top_k", 1.5),
+    ("top_k", False),
+    ("seed", 2**63),
+    ("seed", "7"),
+    ("seed", True),
+    ("max_tokens", 0),
+    ("max_tokens", -1),
+    ("max_tokens", True),
+    ("max_tokens", 3.0),
+    ("max_tokens", "3"),
+    ("stream", 1),
+    ("stream", "true"),
+    ("stop", [""]),
+    ("stop", ""),
+    ("stop", ["a"] * 17),
+    ("stop", 5),
+    ("stop", ["a", 5]),
+    ("ignore_eos", 1),
+    ("return_token_ids", "yes"),
+    ("user", 5),
+    ("model", None),
+    ("model", 5),
+    ("stream_options", {"include_usage": True}),
+    ("stream_options", []),
+    ("temprature", 1),
+    ("request_id", "x"),
+]
+CHAT_REFUSED = [
+    ("logprobs", True),
+    ("top_logprobs", 2),
+    ("tools", [{"type": "function"}]),
+    ("tool_choice", "required"),
+    ("functions", [{}]),
+    ("modalities", ["text", "audio"]),
+    ("reasoning_effort", "high"),
+    ("store", True),
+    ("service_tier", "flex"),
+    ("messages", []),
+    ("messages", "hi"),
+    ("messages", None),
+    ("prompt", "x"),
+    ("max_completion_tokens", 0),
+    ("best_of", 1),
+]
+COMPLETION_REFUSED = [
+    ("logprobs", 0),
+    ("logprobs", 1),
+    ("echo", True),
+    ("suffix", "end"),
+    ("best_of", 2),
+    ("prompt", ""),
+    ("prompt", []),
+    ("prompt", [[]]),
+    ("prompt", None),
+    ("prompt", 7),
+    ("prompt", ["a", "b"]),
+    ("prompt", [[1], [2]]),
+    ("prompt", [True]),
+    ("prompt", [1.0]),
+    ("prompt", [1, "a"]),
+    ("prompt", [258]),
+    ("prompt", [0, -1]),
+    ("messages", []),
+    ("max_completion_tokens", 4),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BOTH_REFUSED + CHAT_REFUSED)
+def test_chat_refuses_by_name(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(**{field: value})
+    assert caught.value.param == field
+    assert field in str(caught.value)
+
+
+@pytest.mark.parametrize(("field", "value"), BOTH_REFUSED + COMPLETION_REFUSED)
+def test_completion_refuses_by_name(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        completion(**{field: value})
+    assert caught.value.param == field
+    assert field in str(caught.value)
+
+
+NO_OPS: dict[str, Any] = {
+    "n": 1,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0,
+    "repetition_penalty": 1.0,
+    "min_p": 0,
+    "logit_bias": {},
+    "response_format": {"type": "text"},
+    "stop": None,
+    "stream": False,
+    "stream_options": None,
+    "temperature": None,
+    "top_p": None,
+    "seed": None,
+    "user": "somebody",
+}
+
+
+def test_values_that_ask_for_nothing_are_accepted() -> None:
+    more_chat = {"logprobs": False, "top_logprobs": 0, "tools": None, "tool_choice": "auto", "store": False}
+    more_completion = {"logprobs": None, "echo": False, "best_of": 1, "suffix": None}
+    assert chat(**NO_OPS, **more_chat).sampling.temperature == 1.0
+    assert completion(**NO_OPS, **more_completion).sampling.temperature == 1.0
+
+
+@pytest.mark.parametrize(
+    ("message", "param"),
+    [
+        ({"role": "tool", "content": "x"}, "messages[0].role"),
+        ({"role": "robot", "content": "x"}, "messages[0].role"),
+        ({"content": "x"}, "messages[0].role"),
+        ({"role": "user", "content": 5}, "messages[0].content"),
+        ({"role": "user", "content": [{"type": "image_url", "image_url": {}}]}, "messages[0].content[0].type"),
+        ({"role": "user", "content": "x", "tool_calls": [{}]}, "messages[0].tool_calls"),
+        ({"role": "user", "content": "x", "contents": 1}, "messages[0].contents"),
+    ],
+)
+def test_a_wrong_message_is_named_by_its_path(message: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        chat(messages=[message])
+    assert caught.value.param == param
+
+
+@pytest.mark.parametrize(
+    "raw", [b"", b"{", b"[]", b"null", b"\xff", b'{"model":"\xff"}', b'{"prompt":"\\ud800"}', b"[" * 5000]
+)
+def test_a_body_that_is_no_json_object_is_refused(raw: bytes) -> None:
+    with pytest.raises(InvalidRequest):
+        parse_body(raw, CompletionBody)
+
+
+def test_nan_is_no_temperature() -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        parse_body(b'{"model":"toy","prompt":"x","temperature":NaN}', CompletionBody)
+    assert caught.value.param == "temperature"
+
+
+def test_prompts_become_ids() -> None:
+    assert completion(prompt="hé").prompt_ids == tuple(ids("hé"))
+    assert completion(prompt=["hé"]).prompt_ids == tuple(ids("hé"))
+    assert completion(prompt=[1, 257]).prompt_ids == (1, 257)
+    assert completion(prompt=[[1, 257]]).prompt_ids == (1, 257)
+
+
+def test_chat_goes_through_the_template() -> None:
+    expected = [IM_START, *ids("system\nbe brief"), IM_END, *ids("\n"), IM_START, *ids("user\nhi"), IM_END, *ids("\n")]
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]},
+    ]
+    assert chat(messages=messages).prompt_ids == (*expected, IM_START, *ids("assistant\n"))
+
+
+def test_defaults_of_max_tokens() -> None:
+    assert completion().sampling.max_tokens == 16
+    assert completion(prompt=[1] * 60).sampling.max_tokens == 4
+    prepared = chat()
+    assert prepared.sampling.max_tokens == 64 - len(prepared.prompt_ids)
+
+
+def test_max_tokens_has_two_names_in_chat() -> None:
+    assert chat(max_tokens=3).sampling.max_tokens == 3
+    assert chat(max_completion_tokens=3).sampling.max_tokens == 3
+    assert chat(max_completion_tokens=3, max_tokens=3).sampling.max_tokens == 3
+    with pytest.raises(InvalidRequest, match="differ"):
+        chat(max_completion_tokens=3, max_tokens=4)
+
+
+def test_sampling_options_arrive() -> None:
+    sampling = completion(
+        temperature=0, top_p=0.5, top_k=7, seed=-(2**63), stop=["a", "b"], ignore_eos=True, max_tokens=5
+    ).sampling
+    assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0, 0.5, 7, -(2**63))
+    assert (sampling.stop, sampling.ignore_eos, sampling.max_tokens) == (("a", "b"), True, 5)
+    assert completion(top_k=-1).sampling.top_k == 0
+    assert completion(stop="x").sampling.stop == ("x",)
+
+
+def test_each_request_without_a_seed_gets_its_own() -> None:
+    assert len({completion().sampling.seed for _ in range(20)}) == 20
+
+
+@pytest.mark.parametrize(
+    ("prompt_tokens", "max_tokens", "fits"), [(63, 1, True), (63, 2, False), (64, None, False), (48, 16, True)]
+)
+def test_prompt_and_answer_must_fit(prompt_tokens: int, max_tokens: int | None, fits: bool) -> None:
+    if fits:
+        assert completion(prompt=[1] * prompt_tokens, max_tokens=max_tokens).sampling.max_tokens == max_tokens
+        return
+    with pytest.raises(PromptTooLong) as caught:
+        completion(prompt=[1] * prompt_tokens, max_tokens=max_tokens)
+    assert caught.value.code == "context_length_exceeded"
+    assert "64" in str(caught.value)
+
+
+def test_what_no_pool_can_hold_is_refused() -> None:
+    small = toy_model(max_model_len_tokens=64, pool_tokens=32)
+    body = parse_body(json.dumps({"model": "toy", "prompt": [1] * 30, "max_tokens": 3}).encode(), CompletionBody)
+    with pytest.raises(PromptTooLong, match="32"):
+        prepare_completion(body, small)
+
+
+def test_another_model_is_not_found() -> None:
+    with pytest.raises(ModelNotFound) as caught:
+        completion(model="gpt-4")
+    assert (caught.value.status, caught.value.param) == (404, "model")
+
+
+def test_no_error_repeats_the_prompt() -> None:
+    secret = "my secret prompt"
+    for body in (
+        {"prompt": secret, "n": 2},
+        {"prompt": [secret, secret]},
+        {"prompt": [[secret]]},
+        {"prompt": {secret: 1}},
+    ):
+        with pytest.raises(ApiError) as caught:
+            completion(**body)
+        assert secret not in str(caught.value)

@@ -1,0 +1,63 @@
+"""The HTTP side of Baton: OpenAI's API in front of the ledger. Run it with
+
+``gunicorn -c python:web.gunicorn_conf 'web:create_app()'``
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+
+from flask import Flask
+
+from app.ledger.api import Ledger
+from app.settings import Settings, get_settings
+from web import chat, completions, errors, health, models_api, request_id, requests_api
+from web.node import WebNode
+from web.process import PROCESS
+from web.served import ServedModel, load_served_model
+from web.services import KEY, Ringer, Services
+
+
+def create_app(
+    settings: Settings | None = None,
+    ledger: Ledger | None = None,
+    bells: Ringer | None = None,
+    model: ServedModel | None = None,
+) -> Flask:
+    """The Flask app of this process, with its threads started. Without arguments everything is the real one.
+
+    ``app.extensions["baton"].close()`` ends the threads; gunicorn need not, they die with the process.
+
+    Raises:
+        SettingsError, ModelError: it cannot be served. A ledger that is away is no error: ``/ready`` says so.
+    """
+    settings = settings or get_settings()
+    model = model or load_served_model(settings)
+    ledger = ledger or _connect(settings)
+    bells = bells or _real_bells(settings)
+    incarnation = PROCESS.incarnation or settings.incarnation or uuid.uuid4().hex
+    node = WebNode(settings, ledger, incarnation)
+    seats = threading.BoundedSemaphore(settings.web_threads)
+
+    app = Flask(__name__, static_folder=None)
+    app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
+    app.extensions[KEY] = Services(settings, ledger, bells, model, node, PROCESS, seats)
+    request_id.install(app)
+    errors.install(app)
+    for module in (chat, completions, models_api, requests_api, health):
+        app.register_blueprint(module.blueprint)
+    node.start()
+    return app
+
+
+def _connect(settings: Settings) -> Ledger:
+    from app.ledger.redis import connect  # here: an embedded app may bring its own ledger
+
+    return connect(settings)
+
+
+def _real_bells(settings: Settings) -> Ringer:
+    from app.bells import Bells
+
+    return Bells(settings)

@@ -1,0 +1,51 @@
+"""Output tokens → what a client reads. One path for streams and whole answers, so that both hold the same text."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.model.tokenizer import Tokenizer
+from app.schemas import FinishReason
+from app.text import StopTruncator
+from web.feed import Progress
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one piece of progress adds. ``text`` may be empty: half a character, or what may become a stop string."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+
+
+class Answer:
+    """One answer while it grows."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop: Sequence[str]) -> None:
+        self.prompt_ids = prompt_ids
+        self.token_ids: list[int] = []
+        self._text = StopTruncator(stop, tokenizer)
+        self._parts: list[str] = []
+        self.finish_reason: FinishReason | None = None
+
+    def add(self, progress: Progress) -> Delta:
+        """Take the next tokens; the last ones carry the finish reason and release all text that was held back."""
+        text = self._text.push(progress.tokens)
+        if progress.finish_reason is not None:
+            text += self._text.flush()
+        self.token_ids.extend(progress.tokens)
+        self._parts.append(text)
+        self.finish_reason = progress.finish_reason
+        return Delta(text, progress.tokens, progress.finish_reason)
+
+    @property
+    def text(self) -> str:
+        """All text so far."""
+        return "".join(self._parts)
+
+    def usage(self) -> dict[str, int]:
+        """OpenAI's usage object. Every output token counts, EOS and those of a stop string too, as in vLLM."""
+        prompt, completion = len(self.prompt_ids), len(self.token_ids)
+        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}

@@ -1,0 +1,66 @@
+"""``POST /v1/chat/completions``."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from flask import Blueprint, Response, request
+
+from web import request_id
+from web.answer import Answer, Delta
+from web.openai_schemas import ChatBody
+from web.params import Prepared, parse_body, prepare_chat
+from web.services import services
+from web.sse import respond
+
+blueprint = Blueprint("chat", __name__)
+
+
+@blueprint.post("/v1/chat/completions")
+def create_chat_completion() -> Response:
+    model = services().model
+    prepared = prepare_chat(parse_body(request.get_data(cache=False), ChatBody), model)
+    return respond(ChatShape(model.name, prepared), prepared)
+
+
+class ChatShape:
+    """OpenAI's chat objects; token ids where vLLM puts them."""
+
+    def __init__(self, model: str, prepared: Prepared) -> None:
+        self._prepared = prepared
+        self._head = {"id": f"chatcmpl-{request_id.current()}", "created": int(time.time()), "model": model}
+
+    def opening(self) -> list[dict[str, Any]]:
+        chunk = self._chunk({"role": "assistant", "content": ""})
+        if self._prepared.return_token_ids:
+            chunk["prompt_token_ids"] = list(self._prepared.prompt_ids)
+        return [chunk]
+
+    def delta(self, delta: Delta) -> list[dict[str, Any]]:
+        with_ids = self._prepared.return_token_ids and bool(delta.token_ids)
+        chunks = [self._chunk({"content": delta.text})] if delta.text or with_ids else []
+        if with_ids:
+            chunks[0]["choices"][0]["token_ids"] = list(delta.token_ids)
+        if delta.finish_reason is not None:
+            chunks.append(self._chunk({}, delta.finish_reason))
+        return chunks
+
+    def usage(self, answer: Answer) -> dict[str, Any]:
+        return {**self._head, "object": "chat.completion.chunk", "choices": [], "usage": answer.usage()}
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None, "annotations": []}
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
+        whole = {**self._head, "object": "chat.completion", "choices": [choice], "usage": answer.usage()}
+        if self._prepared.return_token_ids:
+            choice["token_ids"] = answer.token_ids
+            whole["prompt_token_ids"] = list(self._prepared.prompt_ids)
+        return whole
+
+    def _chunk(self, delta: dict[str, str], finish_reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        chunk: dict[str, Any] = {**self._head, "object": "chat.completion.chunk", "choices": [choice]}
+        if self._prepared.include_usage:
+            chunk["usage"] = None
+        return chunk

@@ -1,0 +1,76 @@
+"""``POST /v1/completions``."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from flask import Blueprint, Response, request
+
+from web import request_id
+from web.answer import Answer, Delta
+from web.openai_schemas import CompletionBody
+from web.params import Prepared, parse_body, prepare_completion
+from web.services import services
+from web.sse import respond
+
+blueprint = Blueprint("completions", __name__)
+
+
+@blueprint.post("/v1/completions")
+def create_completion() -> Response:
+    model = services().model
+    prepared = prepare_completion(parse_body(request.get_data(cache=False), CompletionBody), model)
+    return respond(CompletionShape(model.name, prepared), prepared)
+
+
+class CompletionShape:
+    """OpenAI's completion objects; token ids where vLLM puts them: in the choice."""
+
+    def __init__(self, model: str, prepared: Prepared) -> None:
+        self._prepared = prepared
+        self._prompt_ids_sent = False
+        self._head = {
+            "id": f"cmpl-{request_id.current()}",
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def opening(self) -> list[dict[str, Any]]:
+        return []
+
+    def delta(self, delta: Delta) -> list[dict[str, Any]]:
+        with_ids = self._prepared.return_token_ids and bool(delta.token_ids)
+        chunks = [self._chunk(delta.text)] if delta.text or with_ids else []
+        if with_ids:
+            choice = chunks[0]["choices"][0]
+            choice["token_ids"] = list(delta.token_ids)
+            if not self._prompt_ids_sent:
+                choice["prompt_token_ids"] = list(self._prepared.prompt_ids)
+                self._prompt_ids_sent = True
+        if delta.finish_reason is not None:
+            chunks.append(self._chunk("", delta.finish_reason))
+        return chunks
+
+    def usage(self, answer: Answer) -> dict[str, Any]:
+        return {**self._head, "choices": [], "usage": answer.usage()}
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        choice: dict[str, Any] = {
+            "index": 0,
+            "text": answer.text,
+            "logprobs": None,
+            "finish_reason": answer.finish_reason,
+        }
+        if self._prepared.return_token_ids:
+            choice["token_ids"] = answer.token_ids
+            choice["prompt_token_ids"] = list(self._prepared.prompt_ids)
+        return {**self._head, "choices": [choice], "usage": answer.usage()}
+
+    def _chunk(self, text: str, finish_reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": finish_reason}
+        chunk: dict[str, Any] = {**self._head, "choices": [choice]}
+        if self._prepared.include_usage:
+            chunk["usage"] = None
+        return chunk

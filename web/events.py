@@ -1,0 +1,99 @@
+"""One reader of this process's event stream; each event goes to the mailbox of the answer that waits for it.
+
+One blocking read per process costs a third of one per answer, and a thousand answers share its connection.
+An event is only a wake-up: one that is lost or comes twice does no harm (``feed.py``).
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+
+from app.errors import LedgerError
+from app.ledger.api import Ledger
+from app.ledger.commands import Event
+from web.logs import log_event
+
+BLOCK_MS = 1000
+RETRY_S = 0.2
+"""Pause after a failed read: a frozen ledger must not be hammered, and its return should be seen quickly."""
+
+Mail = Event | None
+"""``None``: something happened to the ledger; trust only the record."""
+
+
+class Mailboxes:
+    """Open answers of this process, by uid. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._boxes: dict[str, queue.SimpleQueue[Mail]] = {}
+
+    def open(self, uid: str) -> queue.SimpleQueue[Mail]:
+        """A mailbox for ``uid``; open it before admission, so that the first event finds it."""
+        box: queue.SimpleQueue[Mail] = queue.SimpleQueue()
+        with self._lock:
+            self._boxes[uid] = box
+        return box
+
+    def close(self, uid: str) -> None:
+        with self._lock:
+            self._boxes.pop(uid, None)
+
+    def deliver(self, event: Event) -> None:
+        """Put ``event`` where it is waited for; one for an answer that is gone is dropped."""
+        with self._lock:
+            box = self._boxes.get(event.uid)
+        if box is not None:
+            box.put(event)
+
+    def wake_all(self) -> None:
+        """Make every open answer read its record."""
+        with self._lock:
+            boxes = list(self._boxes.values())
+        for box in boxes:
+            box.put(None)
+
+    def __len__(self) -> int:
+        return len(self._boxes)
+
+
+class EventReader(threading.Thread):
+    """The thread that reads the stream of ``incarnation`` and fills the mailboxes."""
+
+    def __init__(self, ledger: Ledger, incarnation: str, mailboxes: Mailboxes) -> None:
+        super().__init__(name="event-reader", daemon=True)
+        self._ledger = ledger
+        self._incarnation = incarnation
+        self._mailboxes = mailboxes
+        self._stopped = threading.Event()
+        self._restart = threading.Event()
+
+    def start_over(self) -> None:
+        """Read from the start of the stream: it may be another one, whose positions lie before the last seen."""
+        self._restart.set()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def run(self) -> None:
+        after, away = "0", False
+        while not self._stopped.is_set():
+            if self._restart.is_set():
+                self._restart.clear()
+                after = "0"
+            try:
+                events = self._ledger.read_events(self._incarnation, after, BLOCK_MS)
+            except LedgerError as error:
+                if not away:
+                    log_event(logging.WARNING, "events_away", incarnation=self._incarnation, error=error)
+                away = True
+                self._stopped.wait(RETRY_S)
+                continue
+            if away:
+                log_event(logging.INFO, "events_back", incarnation=self._incarnation)
+                away = False
+            for position, event in events:
+                self._mailboxes.deliver(event)
+                after = position

@@ -1,0 +1,70 @@
+"""gunicorn's configuration: ``gunicorn -c python:web.gunicorn_conf 'web:create_app()'``.
+
+Bare gunicorn would run one synchronous worker, in which one open stream blocks every other request.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import uuid
+from typing import Any
+
+from app.errors import LedgerError
+from app.ledger.commands import ReportExit
+from app.settings import get_settings
+from web.process import PROCESS
+
+SPARE_THREADS = 16
+"""Threads that no answer can occupy, so that health checks, cancellations and refusals are always served."""
+CLOSING_S = 1.0
+"""What ending the open answers may take after the drain: half a second until each looks, and the writing."""
+
+_settings = get_settings()
+
+bind = f"[{_settings.host}]:{_settings.port}" if ":" in _settings.host else f"{_settings.host}:{_settings.port}"
+worker_class = "web.gunicorn_worker.DrainingWorker"
+workers = _settings.web_workers
+threads = _settings.web_threads + SPARE_THREADS
+worker_connections = 2 * threads
+backlog = 2048
+keepalive = 30
+graceful_timeout = math.ceil(_settings.drain_timeout_s + CLOSING_S)
+preload_app = False
+control_socket_disable = True
+accesslog = None
+loglevel = _settings.log_level.lower()
+
+
+def pre_fork(server: Any, worker: Any) -> None:
+    """Draw the worker's incarnation where its exit will be seen."""
+    worker.baton_incarnation = uuid.uuid4().hex
+
+
+def post_fork(server: Any, worker: Any) -> None:
+    PROCESS.incarnation = worker.baton_incarnation
+    logging.basicConfig(level=_settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+
+
+def child_exit(server: Any, worker: Any) -> None:
+    """Tell the ledger at once that nobody reads this worker's streams any more."""
+    from app.ledger.redis import connect  # here: the arbiter must not hold a connection that a fork would share
+
+    ledger = connect(_settings)
+    try:
+        answer = ledger.execute(ReportExit(worker.baton_incarnation))
+        server.log.info("web worker %s has left the ledger", worker.baton_incarnation)
+        if answer.bells:
+            _ring(answer.bells)
+    except LedgerError as error:
+        server.log.warning("the exit of web worker %s is left to its heartbeat: %s", worker.baton_incarnation, error)
+    finally:
+        ledger.close()
+
+
+def _ring(bells: Any) -> None:
+    from app.bells import Bells
+
+    ringer = Bells(_settings)
+    for bell in bells:
+        ringer.ring(bell)

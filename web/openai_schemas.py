@@ -1,0 +1,176 @@
+"""Bodies of the two generating routes, as OpenAI and vLLM define them. Strict: a bool is no number, a typo is an error.
+
+A field that OpenAI or vLLM know and Baton does not serve is listed with the values that ask for nothing; any other
+value is refused by name, so that no client believes in an option that was dropped in silence.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
+from pydantic_core import PydanticCustomError
+
+MAX_STOPS = 16
+_INT64 = 2**63
+
+
+def _only(*harmless: object) -> Any:
+    """A field that is accepted only with a value that asks for nothing: null, or one of ``harmless``."""
+
+    def check(value: object) -> object:
+        same = (value == h and isinstance(value, bool) is isinstance(h, bool) for h in harmless)
+        if value is None or any(same):
+            return value
+        raise PydanticCustomError("unsupported", "is not supported with this value; leave it out")
+
+    return Annotated[Any, PlainValidator(check)]
+
+
+def _check_stop(value: object) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value
+    if stops is None:
+        return ()
+    if not isinstance(stops, list) or not all(isinstance(s, str) for s in stops):
+        raise PydanticCustomError("stop", "must be a string or a list of strings")
+    if len(stops) > MAX_STOPS:
+        raise PydanticCustomError("stop", f"may hold {MAX_STOPS} strings at most")
+    if not all(stops):
+        raise PydanticCustomError("stop", "must not hold an empty string")
+    return tuple(stops)
+
+
+def _check_prompt(value: object) -> str | tuple[int, ...]:
+    if isinstance(value, list) and value and all(isinstance(v, str | list) for v in value):
+        if len(value) > 1:
+            raise PydanticCustomError("prompt", "holds several prompts; only one per request is supported")
+        value = value[0]
+    if isinstance(value, str):
+        return value
+    if isinstance(value, list) and all(type(v) is int for v in value):
+        return tuple(value)
+    raise PydanticCustomError("prompt", "must be a string or a list of token ids")
+
+
+def _check_content(value: object) -> object:
+    """Text, null or a list of parts; ``app.model.chat`` checks the parts and names the wrong one."""
+    if value is None or isinstance(value, str | list):
+        return value
+    raise PydanticCustomError("content", "must be a string, null or a list of text parts")
+
+
+Stop = Annotated[Any, PlainValidator(_check_stop)]
+Prompt = Annotated[Any, PlainValidator(_check_prompt)]
+Content = Annotated[Any, PlainValidator(_check_content)]
+
+
+def _check_role(value: str) -> str:
+    if value in ("tool", "function"):
+        raise PydanticCustomError("unsupported", "is not supported: tools are not served")
+    if value not in ("system", "developer", "user", "assistant"):
+        raise PydanticCustomError("role", "must be system, developer, user or assistant")
+    return value
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+    include_obfuscation: _only(False) = None  # type: ignore[valid-type]
+    continuous_usage_stats: _only(False) = None  # type: ignore[valid-type]
+
+
+class Generation(Body):
+    """What both routes share."""
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
+    top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
+    top_k: int | None = Field(None, ge=-1, lt=_INT64)
+    seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    stop: Stop = ()
+    ignore_eos: bool | None = None
+    return_token_ids: bool | None = None
+    user: str | None = None
+    """A label of the client's; Baton does not use it."""
+
+    n: _only(1) = None  # type: ignore[valid-type]
+    frequency_penalty: _only(0) = None  # type: ignore[valid-type]
+    presence_penalty: _only(0) = None  # type: ignore[valid-type]
+    repetition_penalty: _only(1) = None  # type: ignore[valid-type]
+    min_p: _only(0) = None  # type: ignore[valid-type]
+    min_tokens: _only(0) = None  # type: ignore[valid-type]
+    logit_bias: _only({}) = None  # type: ignore[valid-type]
+    stop_token_ids: _only([]) = None  # type: ignore[valid-type]
+    bad_words: _only([]) = None  # type: ignore[valid-type]
+    allowed_token_ids: _only() = None  # type: ignore[valid-type]
+    prompt_logprobs: _only() = None  # type: ignore[valid-type]
+    truncate_prompt_tokens: _only() = None  # type: ignore[valid-type]
+    structured_outputs: _only() = None  # type: ignore[valid-type]
+    skip_special_tokens: _only(True) = None  # type: ignore[valid-type]
+    spaces_between_special_tokens: _only(True) = None  # type: ignore[valid-type]
+    include_stop_str_in_output: _only(False) = None  # type: ignore[valid-type]
+    response_format: _only({"type": "text"}) = None  # type: ignore[valid-type]
+
+
+class CompletionBody(Generation):
+    """``POST /v1/completions``."""
+
+    prompt: Prompt
+
+    best_of: _only(1) = None  # type: ignore[valid-type]
+    echo: _only(False) = None  # type: ignore[valid-type]
+    logprobs: _only() = None  # type: ignore[valid-type]
+    suffix: _only("") = None  # type: ignore[valid-type]
+
+
+class Message(Body):
+    role: Annotated[str, AfterValidator(_check_role)]
+    content: Content = None
+    name: str | None = None
+    """A label that most templates ignore; it is handed to the template."""
+
+    tool_calls: _only([]) = None  # type: ignore[valid-type]
+    tool_call_id: _only() = None  # type: ignore[valid-type]
+    function_call: _only() = None  # type: ignore[valid-type]
+    audio: _only() = None  # type: ignore[valid-type]
+    refusal: _only() = None  # type: ignore[valid-type]
+    annotations: _only([]) = None  # type: ignore[valid-type]
+
+
+class ChatBody(Generation):
+    """``POST /v1/chat/completions``."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = Field(None, ge=1)
+    prompt_cache_key: str | None = None
+    safety_identifier: str | None = None
+    """Like ``user``: labels."""
+
+    logprobs: _only(False) = None  # type: ignore[valid-type]
+    top_logprobs: _only(0) = None  # type: ignore[valid-type]
+    tools: _only([]) = None  # type: ignore[valid-type]
+    tool_choice: _only("none", "auto") = None  # type: ignore[valid-type]
+    parallel_tool_calls: _only(True, False) = None  # type: ignore[valid-type]
+    functions: _only([]) = None  # type: ignore[valid-type]
+    function_call: _only("none", "auto") = None  # type: ignore[valid-type]
+    modalities: _only(["text"]) = None  # type: ignore[valid-type]
+    audio: _only() = None  # type: ignore[valid-type]
+    prediction: _only() = None  # type: ignore[valid-type]
+    reasoning_effort: _only("none") = None  # type: ignore[valid-type]
+    verbosity: _only("medium") = None  # type: ignore[valid-type]
+    service_tier: _only("auto", "default") = None  # type: ignore[valid-type]
+    store: _only(False) = None  # type: ignore[valid-type]
+    metadata: _only({}) = None  # type: ignore[valid-type]
+    moderation: _only() = None  # type: ignore[valid-type]
+    prompt_cache_options: _only() = None  # type: ignore[valid-type]
+    prompt_cache_retention: _only() = None  # type: ignore[valid-type]
+    web_search_options: _only() = None  # type: ignore[valid-type]
+    chat_template_kwargs: _only({}) = None  # type: ignore[valid-type]
+    add_generation_prompt: _only(True) = None  # type: ignore[valid-type]
+    continue_final_message: _only(False) = None  # type: ignore[valid-type]

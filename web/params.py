@@ -1,0 +1,146 @@
+"""Request body → prompt ids and sampling parameters, or one clear error that names the field."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass
+from typing import TypeVar
+
+from pydantic import ValidationError
+
+from app.errors import InvalidRequest, ModelNotFound, PromptTooLong
+from app.schemas import SamplingParams
+from web.openai_schemas import ChatBody, CompletionBody, Generation
+from web.served import ServedModel
+
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default of ``max_tokens`` for completions."""
+SEED_BITS = 63
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that the model can serve."""
+
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    stream: bool
+    include_usage: bool
+    return_token_ids: bool
+
+
+BodyT = TypeVar("BodyT", bound=Generation)
+
+
+def parse_body(raw: bytes, schema: type[BodyT]) -> BodyT:
+    """Parse and check a JSON body. Raises InvalidRequest with the first wrong field as ``param``."""
+    try:
+        return schema.model_validate_json(raw)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+    param = _field(first["loc"])
+    match first["type"]:
+        case "json_invalid":
+            raise InvalidRequest(f"the body is not valid JSON ({first['msg'].removeprefix('Invalid JSON: ')})")
+        case "extra_forbidden":
+            raise InvalidRequest(f"{param}: unknown field", param=param)
+        case "missing":
+            raise InvalidRequest(f"{param}: required field is missing", param=param)
+        case _ if not param:
+            raise InvalidRequest("the body must be a JSON object")
+        case _:
+            raise InvalidRequest(f"{param}: {first['msg'][0].lower()}{first['msg'][1:]}", param=param)
+
+
+def prepare_completion(body: CompletionBody, model: ServedModel) -> Prepared:
+    """Raises InvalidRequest, PromptTooLong, ModelNotFound."""
+    _check_model(body, model)
+    if isinstance(body.prompt, str):
+        ids = tuple(model.tokenizer.encode(body.prompt)) if body.prompt else ()
+    else:
+        ids = body.prompt
+        if wrong := next((i for i in ids if not 0 <= i < model.vocab_size), None):
+            raise InvalidRequest(
+                f"prompt: token id {wrong} is not in the vocabulary of {model.vocab_size}", param="prompt"
+            )
+    room = _room(ids, model, "prompt")
+    return _prepared(body, model, ids, body.max_tokens, min(COMPLETION_MAX_TOKENS, room), "max_tokens")
+
+
+def prepare_chat(body: ChatBody, model: ServedModel) -> Prepared:
+    """Raises InvalidRequest, PromptTooLong, ModelNotFound."""
+    _check_model(body, model)
+    messages = [_template_message(m.model_dump(include={"role", "content", "name"})) for m in body.messages]
+    ids = tuple(model.tokenizer.encode(model.chat.render(messages), add_special_tokens=False))
+    given, field = body.max_completion_tokens, "max_completion_tokens"
+    if given is None:
+        given, field = body.max_tokens, "max_tokens"
+    elif body.max_tokens not in (None, given):
+        raise InvalidRequest("max_tokens and max_completion_tokens differ; give one of them", param="max_tokens")
+    return _prepared(body, model, ids, given, _room(ids, model, "messages"), field)
+
+
+def _prepared(
+    body: Generation, model: ServedModel, ids: tuple[int, ...], given: int | None, default: int, field: str
+) -> Prepared:
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequest("stream_options: allowed only with stream", param="stream_options")
+    max_tokens = default if given is None else given
+    if len(ids) + max_tokens > model.limit_tokens:
+        raise PromptTooLong(
+            f"{len(ids)} prompt tokens and {field} {max_tokens} are {len(ids) + max_tokens}; {_limit(model)}",
+            param=field,
+        )
+    sampling = SamplingParams(
+        temperature=1.0 if body.temperature is None else body.temperature,
+        top_p=1.0 if body.top_p is None else body.top_p,
+        top_k=max(0, body.top_k or 0),
+        seed=secrets.randbits(SEED_BITS) if body.seed is None else body.seed,
+        max_tokens=max_tokens,
+        stop=body.stop,
+        ignore_eos=bool(body.ignore_eos),
+    )
+    return Prepared(
+        prompt_ids=ids,
+        sampling=sampling,
+        stream=bool(body.stream),
+        include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
+        return_token_ids=bool(body.return_token_ids),
+    )
+
+
+def _room(ids: tuple[int, ...], model: ServedModel, param: str) -> int:
+    """Tokens that fit after the prompt: at least one, or an error (vLLM's rule)."""
+    if not ids:
+        raise InvalidRequest(f"{param}: the prompt has no tokens", param=param)
+    if len(ids) >= model.limit_tokens:
+        raise PromptTooLong(f"{len(ids)} prompt tokens leave no room for an answer; {_limit(model)}", param=param)
+    return model.limit_tokens - len(ids)
+
+
+def _limit(model: ServedModel) -> str:
+    if model.pool_tokens < model.max_model_len_tokens:
+        return f"a node's KV pool holds {model.pool_tokens} tokens (BATON_NUM_BLOCKS x BATON_BLOCK_SIZE_TOKENS)"
+    return f"the model's maximum is {model.max_model_len_tokens} tokens"
+
+
+def _check_model(body: Generation, model: ServedModel) -> None:
+    if body.model != model.name:
+        raise ModelNotFound(f"the model {body.model!r} does not exist; this server has {model.name!r}", param="model")
+
+
+def _template_message(message: dict[str, object]) -> dict[str, object]:
+    """OpenAI's ``developer`` is ``system`` for models that do not know it; an absent name stays absent."""
+    if message["role"] == "developer":
+        message["role"] = "system"
+    if message["name"] is None:
+        del message["name"]
+    return message
+
+
+def _field(loc: tuple[int | str, ...]) -> str | None:
+    """``("messages", 0, "role")`` → ``messages[0].role``, as OpenAI writes it."""
+    path = ""
+    for part in loc:
+        path += f"[{part}]" if isinstance(part, int) else f".{part}" if path else part
+    return path or None

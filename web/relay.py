@@ -1,0 +1,83 @@
+"""The one loop behind every answer: tokens in, deltas out, and an eye on the client, the clock and the shutdown."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Generator
+
+from app.errors import ApiError, ServiceUnavailable
+from web.admission import Job, leave
+from web.answer import Answer, Delta
+from web.client import Client, ClientGone
+from web.feed import Ended, Feed
+from web.logs import log_event
+from web.services import Services
+
+TICK_S = 0.5
+"""How often the client's socket and the shutdown are looked at."""
+PING_S = 5.0
+"""Something is written after so much quiet, so that proxies keep the connection and a dead one shows."""
+
+
+class Ping:
+    """Nothing new for PING_S."""
+
+
+PING = Ping()
+
+
+def relay(services: Services, job: Job, answer: Answer, client: Client) -> Generator[Delta | Ping, None, None]:
+    """Yield what the job's client should get, ending with the delta that has a finish reason.
+
+    Closing the iterator at any point counts as the client's leaving. Start it: only then is the job cleaned up.
+
+    Raises:
+        ApiError: the request ended without success.
+        ClientGone: nobody is there to be told.
+    """
+    feed = Feed(services.ledger, job.uid, job.mailbox)
+    ended = False
+    outcome: dict[str, object] = {"outcome": "internal_error"}
+    try:
+        sent_at = looked_at = time.monotonic()
+        while True:
+            progress = feed.next(TICK_S)
+            now = time.monotonic()
+            if progress is not None:
+                delta = answer.add(progress)
+                ended = delta.finish_reason is not None
+                sent_at = now
+                yield delta
+                if ended:
+                    outcome = {"outcome": "finished", "finish_reason": delta.finish_reason}
+                    return
+            elif now - sent_at >= PING_S:
+                sent_at = now
+                yield PING
+            if now - looked_at >= TICK_S:
+                looked_at = now
+                _look_around(services, client)
+    except (ClientGone, GeneratorExit):
+        outcome = {"outcome": "client_gone"}
+        raise
+    except Ended as end:
+        ended = True
+        outcome = {"outcome": end.error.code, "error": end.error}
+        raise end.error from None
+    except ApiError as error:
+        outcome = {"outcome": error.code, "error": error}
+        raise
+    finally:
+        level = logging.INFO if ended and answer.finish_reason else logging.WARNING
+        log_event(
+            level, "answered", request_id=job.client_id, uid=job.uid, **outcome, output_tokens=len(answer.token_ids)
+        )
+        leave(services, job, ended=ended)
+
+
+def _look_around(services: Services, client: Client) -> None:
+    if client.gone():
+        raise ClientGone
+    if services.process.drain_over:
+        raise ServiceUnavailable("this web process is shutting down; try again", retry_after_s=1)

@@ -1,0 +1,42 @@
+"""The client's id of a request: ``X-Request-Id``, taken or drawn, and echoed on every answer."""
+
+from __future__ import annotations
+
+import re
+import uuid
+
+from flask import Flask, Response, g, request
+
+from app.errors import InvalidRequest
+
+HEADER = "X-Request-Id"
+_PATTERN = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+def current() -> str:
+    """Id of the request that this thread answers. Drawn on first use if the header has not been looked at."""
+    if "request_id" not in g:
+        g.request_id = uuid.uuid4().hex
+    return str(g.request_id)
+
+
+def is_valid(request_id: str) -> bool:
+    return _PATTERN.fullmatch(request_id) is not None
+
+
+def install(app: Flask) -> None:
+    """Read the header before each request and set it on each answer."""
+
+    @app.before_request
+    def read_header() -> None:
+        given = request.headers.get(HEADER)
+        if given is None:
+            return
+        if not is_valid(given):
+            raise InvalidRequest(f"{HEADER} must be 1 to 128 of A-Z a-z 0-9 . _ : -", param=HEADER)
+        g.request_id = given
+
+    @app.after_request
+    def echo_header(response: Response) -> Response:
+        response.headers[HEADER] = current()
+        return response

@@ -1,0 +1,59 @@
+"""``/v1/requests/{id}``: what became of a request, by the client's id; and its cancellation."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from flask import Blueprint, Response, jsonify
+
+from app.errors import InvalidRequest, RequestNotFound
+from app.ledger.commands import Abort, ReadStatus, Snapshot, SnapshotAnswer
+from web import request_id
+from web.logs import log_event
+from web.services import services
+
+blueprint = Blueprint("requests", __name__)
+
+NO_TOKENS = 2**31 - 1
+"""A ``from_index`` past the end of every answer."""
+
+
+@blueprint.get("/v1/requests/<client_id>")
+def retrieve_request(client_id: str) -> Response:
+    return jsonify(_describe(_find(client_id)))
+
+
+@blueprint.post("/v1/requests/<client_id>/cancel")
+def cancel_request(client_id: str) -> Response:
+    """Abort it, whatever it is doing. Of one that has ended already the end stands."""
+    found = _find(client_id)
+    answer = services().ledger.execute(Abort(found.uid, "cancelled"))
+    log_event(logging.INFO, "cancel", request_id=client_id, uid=found.uid, status=answer.status)
+    return jsonify(_describe(_find(client_id)))
+
+
+def _find(client_id: str) -> SnapshotAnswer:
+    if not request_id.is_valid(client_id):
+        raise InvalidRequest("a request id is 1 to 128 of A-Z a-z 0-9 . _ : -", param="id")
+    answer = services().ledger.execute(Snapshot(client_id=client_id, from_index=NO_TOKENS))
+    if answer.status is ReadStatus.UNKNOWN:
+        raise RequestNotFound(f"there is no record of request {client_id}", param="id")
+    return answer
+
+
+def _describe(record: SnapshotAnswer) -> dict[str, Any]:
+    error = {"code": record.error_code, "detail": record.error_detail} if record.error_code else None
+    return {
+        "id": record.client_id,
+        "object": "request",
+        "uid": record.uid,
+        "state": record.state,
+        "attempt": record.attempt,
+        "failures": record.failures,
+        "prompt_tokens": record.prompt_tokens,
+        "finish_reason": record.finish_reason,
+        "error": error,
+        "nodes": {"prefill": record.prefill_node or None, "decode": record.decode_node or None},
+        "timeline": dict(record.timeline),
+    }

@@ -1,0 +1,62 @@
+"""The model as web needs it: names, limits, tokenizer and chat template. No weights."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from app.model.chat import ChatTemplate
+from app.model.folder import ModelFolder
+from app.model.resolve import resolve_model
+from app.model.tokenizer import Tokenizer
+from app.settings import Settings
+from web.logs import LOGGER
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """One model under the name that the API answers to."""
+
+    name: str
+    vocab_size: int
+    max_model_len_tokens: int
+    """Prompt and answer together at most."""
+    pool_tokens: int
+    """What one node's KV pool holds: a longer request could never be placed."""
+    tokenizer: Tokenizer
+    chat: ChatTemplate
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @classmethod
+    def from_folder(cls, folder: ModelFolder, settings: Settings) -> ServedModel:
+        positions = folder.config.max_position_embeddings
+        return cls(
+            name=settings.served_model_name or folder.name,
+            vocab_size=folder.config.vocab_size,
+            max_model_len_tokens=min(settings.max_model_len_tokens or positions, positions),
+            pool_tokens=settings.num_blocks * settings.block_size_tokens,
+            tokenizer=folder.tokenizer(),
+            chat=folder.chat(),
+        )
+
+    @property
+    def limit_tokens(self) -> int:
+        """The smaller of the two limits."""
+        return min(self.max_model_len_tokens, self.pool_tokens)
+
+    def describe(self) -> dict[str, Any]:
+        """This model as ``/v1/models`` shows it; ``max_model_len`` as vLLM names it."""
+        return {
+            "id": self.name,
+            "object": "model",
+            "created": self.created,
+            "owned_by": "baton",
+            "max_model_len": self.limit_tokens,
+        }
+
+
+def load_served_model(settings: Settings) -> ServedModel:
+    """The model of ``settings``, fetched and converted first if need be. Raises ModelError."""
+    folder = resolve_model(settings.model, settings.home, lambda line: LOGGER.info("model %s", line))
+    return ServedModel.from_folder(folder, settings)

@@ -1,0 +1,109 @@
+"""Answers on the wire: one JSON object, or server-sent events. What stands in them is the shape's business."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from itertools import chain
+from typing import Any, Protocol
+
+from flask import Response, request
+
+from web import request_id
+from web.admission import admit
+from web.answer import Answer, Delta
+from web.client import Client, ClientGone
+from web.errors import as_api_error, error_body
+from web.params import Prepared
+from web.relay import Ping, relay
+from web.services import services
+
+CLIENT_CLOSED_REQUEST = 499
+"""nginx's status for it; nobody reads the answer."""
+
+Json = dict[str, Any]
+Deltas = Generator[Delta | Ping, None, None]
+
+
+class Shape(Protocol):
+    """How one route writes an answer."""
+
+    def opening(self) -> list[Json]:
+        """Chunks that go out with the first token."""
+
+    def delta(self, delta: Delta) -> list[Json]:
+        """Chunks for one delta: maybe none; the last with the finish reason."""
+
+    def usage(self, answer: Answer) -> Json:
+        """The chunk after the last one, if the client asked for usage."""
+
+    def whole(self, answer: Answer) -> Json:
+        """The answer in one piece."""
+
+
+def respond(shape: Shape, prepared: Prepared) -> Response:
+    """Admit the request and answer it. Errors before the first byte are raised, and become a real HTTP status."""
+    these = services()
+    client = Client(request.environ)
+    answer = Answer(these.model.tokenizer, prepared.prompt_ids, prepared.sampling.stop)
+    job = admit(these, request_id.current(), prepared)
+    deltas = relay(these, job, answer, client)
+    if prepared.stream:
+        return _stream(shape, prepared, answer, deltas)
+    try:
+        for _ in deltas:
+            pass
+    except ClientGone:
+        return Response(status=CLIENT_CLOSED_REQUEST)
+    return Response(_dump(shape.whole(answer)), mimetype="application/json")
+
+
+def _stream(shape: Shape, prepared: Prepared, answer: Answer, deltas: Deltas) -> Response:
+    """Wait for the first thing to say: until then an error can still be a status."""
+    try:
+        first = next(deltas)
+    except ClientGone:
+        return Response(status=CLIENT_CLOSED_REQUEST)
+    body = _events(shape, prepared, answer, first, deltas, request_id.current())
+    response = Response(body, mimetype="text/event-stream")
+    response.headers["Cache-Control"] = "no-cache"
+    response.headers["X-Accel-Buffering"] = "no"
+    return response
+
+
+def _events(
+    shape: Shape,
+    prepared: Prepared,
+    answer: Answer,
+    first: Delta | Ping,
+    deltas: Deltas,
+    of_request: str,
+) -> Iterator[str]:
+    """The event stream, one string per delta, so that each is one write. Closing it says that the client has gone."""
+    opened = False
+    try:
+        with closing(deltas):
+            for item in chain([first], deltas):
+                if isinstance(item, Ping):
+                    yield ": ping\n\n"
+                    continue
+                chunks = shape.delta(item) if opened else shape.opening() + shape.delta(item)
+                opened = True
+                if chunks:
+                    yield "".join(map(_event, chunks))
+        if prepared.include_usage:
+            yield _event(shape.usage(answer))
+        yield "data: [DONE]\n\n"
+    except ClientGone:
+        return
+    except Exception as error:  # noqa: BLE001 - the last stop before the wire: the client must get an event that says so
+        yield _event(error_body(as_api_error(error, of_request), of_request))
+
+
+def _event(chunk: Json) -> str:
+    return f"data: {_dump(chunk)}\n\n"
+
+
+def _dump(value: Json) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))

@@ -1,0 +1,92 @@
+"""Control's task, rung by beat: the scan that expires leases, recovers orphans and rings again."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from functools import cache
+
+from celery import shared_task
+
+from app.bells import Bells
+from app.errors import LedgerError
+from app.ledger import Ledger
+from app.ledger.commands import Deregister, Scan
+from app.ledger.redis import connect
+from app.schemas import Gauges, NodeInfo
+from app.settings import Settings, get_settings
+from workers.heartbeat import HeartbeatThread
+from workers.host import draw_id
+
+
+@shared_task(name="control.scan")
+def scan() -> str:
+    """Release expired preallocations, recover orphans, ring again; rings the bells that the ledger asks for.
+
+    Two at once, or none for a while, are harmless: the script is idempotent, and every node scans when nobody does.
+    """
+    settings = get_settings()
+    try:
+        answer = _ledger().execute(Scan(min_age_ms=round(500 * settings.scan_s)))
+    except LedgerError as error:
+        return f"no answer: {error}"
+    for bell in answer.bells:
+        _bells().ring(bell)
+    if not answer.ran:
+        return "not due"
+    return f"bells={len(answer.bells)} expired={len(answer.expired)} recovered={len(answer.recovered)}"
+
+
+class ControlHost:
+    """A control worker: a node without KV. Its heartbeats say that somebody scans."""
+
+    wants_bells = True
+
+    def __init__(self, settings: Settings, nodename: str) -> None:
+        self._ledger = connect(settings)
+        self._node = NodeInfo(
+            incarnation=settings.incarnation or draw_id(),
+            role="control",
+            name=nodename,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+        )
+        self._heartbeat = HeartbeatThread(settings, self._ledger, Bells(settings), self._node, Gauges)
+
+    def start(self) -> None:
+        """Start the heartbeats."""
+        self._heartbeat.start()
+
+    def ring(self, bell_id: str, uid: str, attempt: int, done: Callable[[str], None]) -> None:
+        """A bell on the control queue has no meaning."""
+        done("control workers take no bells")
+
+    def drain(self, timeout_s: float) -> bool:
+        """Leave the registry; scans in flight take milliseconds."""
+        self._heartbeat.close()
+        try:
+            self._ledger.execute(Deregister(self._node.incarnation))
+        except LedgerError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._heartbeat.close()
+        self._ledger.close()
+
+
+def make_host(settings: Settings, nodename: str) -> ControlHost:
+    """The host of a control worker."""
+    return ControlHost(settings, nodename)
+
+
+@cache
+def _ledger() -> Ledger:
+    return connect(get_settings())
+
+
+@cache
+def _bells() -> Bells:
+    return Bells(get_settings())

@@ -1,0 +1,94 @@
+"""The engine's thread: takes sequences in and out between steps, runs the steps, tells what came of them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from app.errors import EngineError
+from app.protocol import effects as do
+from app.protocol import events as on
+from workers.lane import END, End, take_all
+
+if TYPE_CHECKING:
+    from workers.engine.engine import Engine
+    from workers.engine.sequence import StepOutput
+
+
+class EngineLane:
+    """Owns the engine. ``entered_at`` is the monotonic time at which the running step began, 0 between steps."""
+
+    def __init__(
+        self, engine: Engine, post: Callable[[on.Event], None], on_crash: Callable[[str, BaseException], None]
+    ) -> None:
+        self.entered_at = 0.0
+        self._engine = engine
+        self._post = post
+        self._on_crash = on_crash
+        self._inbox: SimpleQueue[do.Start | do.Stop | End] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def put(self, job: do.Start | do.Stop) -> None:
+        """Hand over a sequence to add or to drop; never blocks."""
+        self._inbox.put(job)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """End the thread after the running step."""
+        self._inbox.put(END)
+        self._thread.join(timeout_s)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            more = True
+            while more:
+                jobs, more = take_all(self._inbox, 0 if self._engine.has_work else None)
+                for job in jobs:
+                    self._do(job)
+                if more and self._engine.has_work:
+                    self._step()
+        except BaseException as error:  # noqa: BLE001 - ends the process
+            self._on_crash("engine", error)
+
+    def _do(self, job: do.Start | do.Stop) -> None:
+        if isinstance(job, do.Stop):
+            if job.key in self._engine:  # else it ended in the last step
+                self._engine.stop(job.key)
+            self._post(on.Stopped(job.key))
+            return
+        work = job.work
+        try:
+            self._engine.add(
+                job.key,
+                work.prompt_ids,
+                work.output_ids,
+                work.sampling,
+                job.blocks,
+                num_computed=job.num_computed,
+                one_token=job.one_token,
+            )
+        except EngineError as error:
+            self._post(on.Stepped((on.Sample(job.key, len(work.output_ids), -1, error=str(error)),)))
+
+    def _step(self) -> None:
+        self.entered_at = time.monotonic()
+        outputs = self._engine.step()
+        self.entered_at = 0.0
+        if outputs:
+            self._post(on.Stepped(tuple(_sample(output) for output in outputs)))
+
+
+def _sample(output: StepOutput) -> on.Sample:
+    token = -1 if output.token_id is None else output.token_id
+    return on.Sample(output.key, output.index, token, output.finish_reason, output.error or "")

@@ -1,0 +1,109 @@
+"""A node's sign of life: a thread of its own, which a busy engine cannot hold up."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+
+from app.bells import Bells
+from app.errors import LedgerError
+from app.ledger import Ledger
+from app.ledger.commands import Heartbeat, NodeStatus, Register, Scan
+from app.schemas import Gauges, NodeInfo
+from app.settings import Settings
+
+logger = logging.getLogger("baton.node")
+
+_SCAN_OVERDUE_S = 2.0
+"""Every node scans when nobody has for so long: beat and control workers may all be dead."""
+
+
+class HeartbeatThread:
+    """Registers the node (for as long as it takes), then beats every ``heartbeat_s``.
+
+    ``on_registered`` and ``on_lost`` run on this thread; ``on_refused(detail)`` when the ledger will not have us.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        bells: Bells,
+        node: NodeInfo,
+        gauges: Callable[[], Gauges],
+        *,
+        on_registered: Callable[[], None] = lambda: None,
+        on_lost: Callable[[], None] | None = None,
+        on_refused: Callable[[str], None] = lambda detail: None,
+    ) -> None:
+        self._settings = settings
+        self._ledger = ledger
+        self._bells = bells
+        self._node = node
+        self._gauges = gauges
+        self._on_registered = on_registered
+        self._on_lost = on_lost or self.register
+        self._on_refused = on_refused
+        self._wants_registration = True
+        self._registered = False
+        self._scan_at = 0.0
+        self._silent = False
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def register(self) -> None:
+        """Register (again) with the next beat: this node has let go of everything it held."""
+        self._wants_registration = True
+
+    def close(self) -> None:
+        """End the thread."""
+        self._closing.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=5)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._beat()
+                if self._silent:
+                    logger.info("ledger answers again node=%s", self._node.name)
+                self._silent = False
+            except LedgerError as error:
+                if not self._silent:
+                    logger.warning("ledger does not answer node=%s: %s", self._node.name, error)
+                self._silent = True
+            self._closing.wait(self._settings.heartbeat_s)
+
+    def _beat(self) -> None:
+        if self._wants_registration:
+            self._register()
+        if not self._registered:
+            return
+        answer = self._ledger.execute(Heartbeat(self._node.incarnation, self._gauges()))
+        if answer.status is NodeStatus.UNKNOWN:
+            logger.warning("no longer registered node=%s: letting go of everything", self._node.name)
+            self._registered = False
+            self._on_lost()
+        elif time.monotonic() >= self._scan_at:
+            self._scan_at = time.monotonic() + _SCAN_OVERDUE_S / 2
+            for bell in self._ledger.execute(Scan(min_age_ms=round(1000 * _SCAN_OVERDUE_S))).bells:
+                self._bells.ring(bell)
+
+    def _register(self) -> None:
+        answer = self._ledger.execute(Register(self._node, round(1000 * self._settings.node_ttl_s)))
+        if answer.status is not NodeStatus.OK:
+            logger.error("registration refused node=%s: %s", self._node.name, answer.detail)
+            self._on_refused(answer.detail)
+            return
+        logger.info(
+            "registered node=%s role=%s incarnation=%s", self._node.name, self._node.role, self._node.incarnation
+        )
+        self._wants_registration = False
+        self._registered = True
+        self._on_registered()

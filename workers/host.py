@@ -1,0 +1,302 @@
+"""One KV node in a worker process: the pure machine and the real parts that do its effects.
+
+=============  ==========================================================================
+lane (thread)  does
+=============  ==========================================================================
+node           drives the machine: events in, effects out; nothing here blocks
+engine         model steps
+mover          seals and pulls KV blocks
+ledger         questions to the ledger, all that wait in one round trip
+bells          rings doorbells
+link           calls between nodes (in ``app.link``)
+heartbeat      registration, heartbeats, scan if nobody else scans
+=============  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import uuid4
+
+from app.bells import Bells
+from app.errors import LedgerError, LedgerUnknown
+from app.kv import KVReader
+from app.ledger import Ledger
+from app.ledger.commands import Bell, Deregister
+from app.link import CallOutcome, Link
+from app.protocol import effects as do
+from app.protocol import events as on
+from app.protocol.blocks import BlockPool
+from app.protocol.decode import DecodeNode
+from app.protocol.node import NodeConfig
+from app.protocol.prefill import PrefillNode
+from app.protocol.tables import DECODE_BLOCK_STEPS, PREFILL_BLOCK_STEPS
+from app.schemas import Gauges, NodeInfo
+from app.settings import Settings
+from workers.engine_lane import EngineLane
+from workers.heartbeat import HeartbeatThread
+from workers.lane import END, End, Lane, take_all
+from workers.mover import Mover
+
+if TYPE_CHECKING:
+    from workers.engine.engine import Engine
+
+logger = logging.getLogger("baton.node")
+
+CRASHED = 70
+"""Exit code of a worker whose thread died (EX_SOFTWARE): its supervisor starts it again."""
+REFUSED = 78
+"""Exit code of a worker that the cluster will not have (EX_CONFIG)."""
+_LAST_WORDS_S = 2.0
+
+KVRole = Literal["prefill", "decode"]
+Machine = PrefillNode | DecodeNode
+
+
+class NodeHost:
+    """Runs one prefill or decode node. ``nodename`` is the Celery name of the worker, e.g. ``prefill1@host``."""
+
+    def __init__(
+        self, settings: Settings, role: KVRole, nodename: str, engine: Engine, incarnation: str, ledger: Ledger
+    ) -> None:
+        self._nodename = nodename
+        self._role = role
+        self._ledger = ledger
+        self._bells = Bells(settings)
+        self._engine = engine
+        self._events: SimpleQueue[on.Event | End] = SimpleQueue()
+        self._ringing: dict[str, Callable[[str], None]] = {}
+        self._link = Link(
+            incarnation, settings.link_host, lambda call_id, message: self._post(on.Called(call_id, message))
+        )
+        self._machine = _machine(settings, role, nodename, engine, incarnation, self._link.address)
+        self._gauges = Gauges()
+        self._transport = KVReader()
+        self._mover = Mover(engine, self._transport)
+        self._engine_lane = EngineLane(engine, self._post, self._crashed)
+        self._mover_lane: Lane[do.Seal | do.Pull] = Lane("mover", self._move, self._crashed)
+        self._ledger_lane: Lane[do.Ask] = Lane("ledger", self._ask, self._crashed)
+        self._bell_lane: Lane[Bell | None] = Lane("bells", self._ring, self._crashed)
+        node = NodeInfo(
+            incarnation=incarnation,
+            role=role,
+            name=nodename,
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            address=self._link.address,
+            layout=engine.layout,
+            num_blocks=engine.pool.num_blocks,
+            block_size_tokens=engine.block_size_tokens,
+        )
+        self._node = node
+        self._heartbeat = HeartbeatThread(
+            settings,
+            ledger,
+            self._bells,
+            node,
+            lambda: self._gauges,
+            on_registered=lambda: self._post(on.Registered()),
+            on_lost=lambda: self._post(on.RegistrationLost()),
+            on_refused=self._refused,
+        )
+        self._thread = threading.Thread(target=self._run, name="node", daemon=True)
+        self._closed = False
+        self._changed = threading.Condition()
+
+    # what the Celery pool calls
+
+    def start(self) -> None:
+        """Start every lane. Bells are taken from now on; work comes once the node is registered."""
+        for lane in (self._mover_lane, self._ledger_lane, self._bell_lane):
+            lane.start()
+        self._engine_lane.start()
+        self._thread.start()
+        self._heartbeat.start()
+
+    def ring(self, bell_id: str, uid: str, attempt: int, done: Callable[[str], None]) -> None:
+        """A bell came in. ``done(outcome)`` runs once, when the work it brought has left this node."""
+        self._ringing[bell_id] = done
+        self._post(on.BellRang(bell_id, uid, attempt))
+
+    @property
+    def wants_bells(self) -> bool:
+        """Whether this node has room for another piece of work."""
+        return self._machine.wants_bells
+
+    def drain(self, timeout_s: float) -> bool:
+        """Finish or hand back what is here, then leave the registry. True when everything went in time."""
+        self._post(on.DrainAsked())
+        in_time = self._wait_idle(timeout_s)
+        if not in_time:
+            self._post(on.HandBackAsked())
+            in_time = self._wait_idle(_LAST_WORDS_S)
+        self._heartbeat.close()
+        try:
+            self._ledger.execute(Deregister(self._node.incarnation))
+        except LedgerError as error:
+            logger.warning("could not deregister node=%s: %s", self._nodename, error)
+        return in_time
+
+    def close(self) -> None:
+        """End every lane and give everything back."""
+        self._closed = True
+        self._heartbeat.close()
+        self._events.put(END)
+        self._thread.join(timeout=5)
+        self._engine_lane.close()
+        for lane in (self._mover_lane, self._ledger_lane, self._bell_lane):
+            lane.close()
+        self._link.close()
+        self._transport.close()
+        self._bells.close()
+        self._ledger.close()
+        self._engine.close()
+
+    # the node's thread
+
+    def _post(self, event: on.Event) -> None:
+        self._events.put(event)
+
+    def _run(self) -> None:
+        try:
+            more = True
+            while more:
+                deadline = self._machine.next_deadline
+                wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+                events, more = take_all(self._events, wait_s)
+                for event in events:
+                    self._perform(self._machine.receive(event, time.monotonic()))
+                self._perform(self._machine.poll(time.monotonic()))
+                self._show()
+        except BaseException as error:  # noqa: BLE001 - ends the process
+            self._crashed("node", error)
+
+    def _show(self) -> None:
+        """What heartbeats tell and drain waits for."""
+        counts = self._machine.gauges()
+        self._gauges = Gauges(
+            health="draining" if self._machine.draining else "healthy",
+            blocks=self._machine.pool.counts(),
+            running=counts["running"],
+            waiting=counts["waiting"],
+        )
+        if self._machine.idle:
+            self._machine.audit()  # finds a lost block at the first quiet moment
+            with self._changed:
+                self._changed.notify_all()
+
+    def _wait_idle(self, timeout_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(lambda: self._machine.draining and self._machine.idle, timeout_s)
+
+    def _perform(self, effects: list[do.Effect]) -> None:
+        for effect in effects:
+            match effect:
+                case do.Ask():
+                    self._ledger_lane.put(effect)
+                case do.Start() | do.Stop():
+                    self._engine_lane.put(effect)
+                case do.Seal() | do.Pull():
+                    self._mover_lane.put(effect)
+                case do.Call():
+                    self._call(effect)
+                case do.ReplyTo():
+                    self._link.reply(effect.call_id, effect.reply)
+                case do.Ring():
+                    self._bell_lane.put(effect.bell)
+                case do.RingSelf():
+                    self._bell_lane.put(None)
+                case do.BellDone():
+                    self._ringing.pop(effect.bell_id)(effect.outcome)
+                case do.Register():
+                    self._heartbeat.register()
+                case do.Log():
+                    _log(effect, self._nodename)
+
+    def _call(self, call: do.Call) -> None:
+        def done(outcome: CallOutcome) -> None:
+            self._post(on.CallEnded(call.tag, outcome.reply, outcome.not_sent, outcome.detail))
+
+        self._link.call(call.address, call.incarnation, call.message, call.timeout_s, done)
+
+    # the other lanes
+
+    def _ask(self, questions: list[do.Ask]) -> None:
+        """All questions that wait, in one round trip. Without an answer nobody knows: each is asked again."""
+        try:
+            answers = self._ledger.execute_many([question.command for question in questions])
+        except LedgerError as error:
+            unknown = isinstance(error, LedgerUnknown)
+            for question in questions:
+                self._post(on.AskFailed(question.tag, unknown, str(error)))
+            return
+        for question, answer in zip(questions, answers, strict=True):
+            self._post(on.Answered(question.tag, answer))
+
+    def _move(self, jobs: list[do.Seal | do.Pull]) -> None:
+        for job in jobs:
+            self._post(self._mover.seal(job) if isinstance(job, do.Seal) else self._mover.pull(job))
+
+    def _ring(self, bells: list[Bell | None]) -> None:
+        for bell in bells:
+            if bell is None:
+                self._bells.ring_node(self._role, self._nodename)
+            else:
+                self._bells.ring(bell)
+
+    # ends that nobody wants
+
+    def _crashed(self, lane: str, error: BaseException) -> None:
+        """A dead lane would hang requests in silence. The process ends; ledger and supervisor do the rest."""
+        if self._closed:
+            return
+        logger.critical("lane %s died node=%s: exiting", lane, self._nodename, exc_info=error)
+        logging.shutdown()
+        os._exit(CRASHED)
+
+    def _refused(self, detail: str) -> None:
+        """The cluster will not have this node. What it leased before (if it was known before) may still be ending."""
+        if "still owns" in detail:
+            return
+        logger.critical("baton: %s cannot join: %s", self._nodename, detail)
+        logging.shutdown()
+        os._exit(REFUSED)
+
+
+def _machine(
+    settings: Settings, role: KVRole, nodename: str, engine: Engine, incarnation: str, address: str
+) -> Machine:
+    config = NodeConfig(
+        incarnation=incarnation,
+        name=nodename,
+        address=address,
+        block_size_tokens=engine.block_size_tokens,
+        block_bytes=engine.pool.block_bytes,
+        max_num_seqs=settings.max_num_seqs,
+        eos_token_ids=frozenset(engine.folder.config.eos_token_ids),
+        link_timeout_s=settings.link_timeout_s,
+        pull_min_bytes_per_s=settings.pull_min_bytes_per_s,
+        check_s=settings.check_s,
+    )
+    steps = PREFILL_BLOCK_STEPS if role == "prefill" else DECODE_BLOCK_STEPS
+    pool = BlockPool(engine.pool.num_blocks, steps, on_take=engine.pool.bump)
+    kind: Callable[..., Machine] = PrefillNode if role == "prefill" else DecodeNode
+    return kind(config, pool, draw_id)
+
+
+def draw_id() -> str:
+    """A fresh random id: an incarnation, a fence, a lease id."""
+    return uuid4().hex
+
+
+def _log(effect: do.Log, nodename: str) -> None:
+    fields: dict[str, Any] = {"node": nodename, "uid": effect.uid, **effect.fields}
+    text = " ".join(f"{name}={value}" for name, value in fields.items() if value != "")
+    logger.log(logging.getLevelName(effect.level.upper()), "%s %s", effect.event, text)

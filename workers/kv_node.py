@@ -1,0 +1,52 @@
+"""What a prefill and a decode worker load before they start: server check, model, engine, warm-up."""
+
+from __future__ import annotations
+
+import logging
+
+from app.errors import LedgerUnavailable
+from app.ledger.redis import check_server, connect
+from app.model.resolve import resolve_model
+from app.model.config import ModelConfig
+from app.settings import Settings
+from workers.engine import runtime
+from workers.host import KVRole, NodeHost, draw_id
+
+logger = logging.getLogger("baton.node")
+
+
+def make_host(settings: Settings, role: KVRole, nodename: str) -> NodeHost:
+    """Load the model and make the node.
+
+    Raises:
+        StartupError: one line that says what is wrong: model, memory, ledger server, device.
+    """
+    try:
+        check_server(settings)
+    except LedgerUnavailable as error:  # workers may come before Redis
+        logger.warning("ledger does not answer yet node=%s: %s", nodename, error)
+    runtime.configure(settings.num_threads)
+    from workers.engine.engine import Engine  # imports Paddle, which must be configured first
+
+    folder = resolve_model(settings.model, settings.home, lambda line: logger.info("%s", line))
+    incarnation = settings.incarnation or draw_id()
+    engine = Engine(
+        folder,
+        incarnation=incarnation,
+        device=settings.device,
+        block_size_tokens=settings.block_size_tokens,
+        num_blocks=settings.num_blocks,
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
+        max_model_len=max_model_len(settings, folder.config),
+        num_threads=settings.num_threads,
+    )
+    engine.warm_up(lambda line: logger.info("%s node=%s", line, nodename))
+    return NodeHost(settings, role, nodename, engine, incarnation, connect(settings))
+
+
+def max_model_len(settings: Settings, config: ModelConfig) -> int:
+    """Prompt + answer at most, in tokens: the setting, the model's own limit, and what the pool can hold."""
+    fits = settings.num_blocks * settings.block_size_tokens
+    wanted = settings.max_model_len_tokens or config.max_position_embeddings
+    return min(wanted, config.max_position_embeddings, fits)

@@ -1,0 +1,42 @@
+"""The KV mover's work: seal a node's own blocks for a peer, pull a peer's blocks into its own pool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from app.errors import PullError
+from app.protocol import effects as do
+from app.protocol import events as on
+
+if TYPE_CHECKING:
+    from app.kv import KVTransport
+    from workers.engine.engine import Engine
+
+
+class Mover:
+    """Runs on one lane: what it does for one handoff never overlaps with itself."""
+
+    def __init__(self, engine: Engine, transport: KVTransport) -> None:
+        self._engine = engine
+        self._transport = transport
+
+    def seal(self, job: do.Seal) -> on.Sealed:
+        """Digest blocks whose generations were fixed when they were taken; re-read them afterwards (rule 6)."""
+        pool = self._engine.pool
+        before = tuple(int(pool.generations[block]) for block in job.blocks)
+        self._engine.export(job.blocks)
+        digests = tuple(digest.hex() for digest in pool.digest(job.blocks))
+        after = tuple(int(pool.generations[block]) for block in job.blocks)
+        if before != after:
+            return on.Sealed(job.key, None, error="a block was given away while it was being digested")
+        return on.Sealed(job.key, pool.location(), before, digests)
+
+    def pull(self, job: do.Pull) -> on.Pulled:
+        """Copy and validate. Returns only once nothing writes to the target blocks any more."""
+        digests = [bytes.fromhex(digest) for digest in job.digests]
+        try:
+            self._transport.pull(job.location, job.source, job.generations, digests, self._engine.pool, job.target)
+        except PullError as error:
+            return on.Pulled(job.key, error.reason, str(error))
+        self._engine.import_(job.target)
+        return on.Pulled(job.key)
