@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import os
 import re
 import sys
 from collections.abc import Sequence
@@ -53,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = build_parser().parse_args(argv)
     try:
         return _run(arguments)
+    except KeyboardInterrupt:
+        return 130
     except SettingsError as error:
         print(f"baton: {_with_options(str(error), arguments)}", file=sys.stderr)
         return 2
@@ -76,7 +79,14 @@ def _up(settings: Settings, arguments: argparse.Namespace) -> int:
     if not sys.platform.startswith("linux"):
         raise StartupError("`baton up` needs Linux; on other systems start each process by its own command")
     options = Options(Nodes(arguments.prefill, arguments.decode), arguments.start_timeout_s)
-    return up(settings, options, lambda line: print(line, flush=True))
+    return up(settings, options, _say)
+
+
+def _say(line: str) -> None:
+    try:
+        print(line, flush=True)
+    except BrokenPipeError:  # whoever read our output is gone (`baton up | head`): go on serving
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _status(settings: Settings, *, as_json: bool) -> int:

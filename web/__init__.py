@@ -42,6 +42,7 @@ def create_app(
 
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
+    app.json.sort_keys = False  # type: ignore[attr-defined]
     app.extensions[KEY] = Services(settings, ledger, bells, model, node, PROCESS, seats)
     request_id.install(app)
     errors.install(app)

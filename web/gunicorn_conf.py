@@ -68,3 +68,4 @@ def _ring(bells: Any) -> None:
     ringer = Bells(_settings)
     for bell in bells:
         ringer.ring(bell)
+    ringer.close()

@@ -56,7 +56,7 @@ def prepare_completion(body: CompletionBody, model: ServedModel) -> Prepared:
     """Raises InvalidRequest, PromptTooLong, ModelNotFound."""
     _check_model(body, model)
     if isinstance(body.prompt, str):
-        ids = tuple(model.tokenizer.encode(body.prompt)) if body.prompt else ()
+        ids = _encode(body.prompt, model, "prompt", add_special_tokens=True) if body.prompt else ()
     else:
         ids = body.prompt
         if wrong := next((i for i in ids if not 0 <= i < model.vocab_size), None):
@@ -71,13 +71,20 @@ def prepare_chat(body: ChatBody, model: ServedModel) -> Prepared:
     """Raises InvalidRequest, PromptTooLong, ModelNotFound."""
     _check_model(body, model)
     messages = [_template_message(m.model_dump(include={"role", "content", "name"})) for m in body.messages]
-    ids = tuple(model.tokenizer.encode(model.chat.render(messages), add_special_tokens=False))
+    ids = _encode(model.chat.render(messages), model, "messages", add_special_tokens=False)
     given, field = body.max_completion_tokens, "max_completion_tokens"
     if given is None:
         given, field = body.max_tokens, "max_tokens"
     elif body.max_tokens not in (None, given):
         raise InvalidRequest("max_tokens and max_completion_tokens differ; give one of them", param="max_tokens")
     return _prepared(body, model, ids, given, _room(ids, model, "messages"), field)
+
+
+def _encode(text: str, model: ServedModel, param: str, *, add_special_tokens: bool) -> tuple[int, ...]:
+    """Token ids of ``text``. One that is too long by far is refused unread: 8 MB would take a core for 25 s."""
+    if len(text) > model.limit_tokens * model.longest_token_bytes:
+        raise PromptTooLong(f"{len(text)} characters cannot fit; {_limit(model)}", param=param)
+    return tuple(model.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
 
 def _prepared(

@@ -24,6 +24,8 @@ class ServedModel:
     """Prompt and answer together at most."""
     pool_tokens: int
     """What one node's KV pool holds: a longer request could never be placed."""
+    longest_token_bytes: int
+    """No token stands for more text than this."""
     tokenizer: Tokenizer
     chat: ChatTemplate
     created: int = field(default_factory=lambda: int(time.time()))
@@ -31,12 +33,14 @@ class ServedModel:
     @classmethod
     def from_folder(cls, folder: ModelFolder, settings: Settings) -> ServedModel:
         positions = folder.config.max_position_embeddings
+        tokenizer = folder.tokenizer()
         return cls(
             name=settings.served_model_name or folder.name,
             vocab_size=folder.config.vocab_size,
             max_model_len_tokens=min(settings.max_model_len_tokens or positions, positions),
             pool_tokens=settings.num_blocks * settings.block_size_tokens,
-            tokenizer=folder.tokenizer(),
+            longest_token_bytes=max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)),
+            tokenizer=tokenizer,
             chat=folder.chat(),
         )
 

@@ -22,6 +22,7 @@ class Ringer(Protocol):
     """Rings doorbells; ``app.bells.Bells`` in production. Never raises: a lost bell is rung again by the scan."""
 
     def ring(self, bell: Bell) -> None: ...
+    def close(self) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -36,8 +37,9 @@ class Services:
     """One for each answer that may be open at once: ``web_threads``. gunicorn has some threads more."""
 
     def close(self) -> None:
-        """End the threads and give the ledger's connections back."""
+        """End the threads and give the connections back."""
         self.node.stop()
+        self.bells.close()
         self.ledger.close()
 
 

@@ -24,12 +24,13 @@ class EngineLane:
     def __init__(
         self, engine: Engine, post: Callable[[on.Event], None], on_crash: Callable[[str, BaseException], None]
     ) -> None:
+        self.name = "engine"
         self.entered_at = 0.0
         self._engine = engine
         self._post = post
         self._on_crash = on_crash
-        self._inbox: SimpleQueue[do.Start | do.Stop | End] = SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._inbox: SimpleQueue[do.Start | do.Stop | Callable[[], None] | End] = SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -38,6 +39,17 @@ class EngineLane:
     def put(self, job: do.Start | do.Stop) -> None:
         """Hand over a sequence to add or to drop; never blocks."""
         self._inbox.put(job)
+
+    def between_steps(self, what: Callable[[], None]) -> None:
+        """Run ``what`` on the engine's thread, between two steps; returns when it is done."""
+        done = threading.Event()
+
+        def run() -> None:
+            what()
+            done.set()
+
+        self._inbox.put(run)
+        done.wait()
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End the thread after the running step."""
@@ -61,12 +73,20 @@ class EngineLane:
         except BaseException as error:  # noqa: BLE001 - ends the process
             self._on_crash("engine", error)
 
-    def _do(self, job: do.Start | do.Stop) -> None:
+    def _do(self, job: do.Start | do.Stop | Callable[[], None]) -> None:
         if isinstance(job, do.Stop):
-            if job.key in self._engine:  # else it ended in the last step
-                self._engine.stop(job.key)
-            self._post(on.Stopped(job.key))
-            return
+            self._drop(job)
+        elif isinstance(job, do.Start):
+            self._add(job)
+        else:
+            job()
+
+    def _drop(self, job: do.Stop) -> None:
+        if job.key in self._engine:  # else it ended in the last step
+            self._engine.stop(job.key)
+        self._post(on.Stopped(job.key))
+
+    def _add(self, job: do.Start) -> None:
         work = job.work
         try:
             self._engine.add(

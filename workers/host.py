@@ -79,8 +79,8 @@ class NodeHost:
         self._machine = _machine(settings, role, nodename, engine, incarnation, self._link.address)
         self._gauges = Gauges()
         self._transport = KVReader()
-        self._mover = Mover(engine, self._transport)
         self._engine_lane = EngineLane(engine, self._post, self._crashed)
+        self._mover = Mover(engine, self._transport, self._engine_lane.between_steps)
         self._mover_lane: Lane[do.Seal | do.Pull] = Lane("mover", self._move, self._crashed)
         self._ledger_lane: Lane[do.Ask] = Lane("ledger", self._ask, self._crashed)
         self._bell_lane: Lane[Bell | None] = Lane("bells", self._ring, self._crashed)
@@ -101,12 +101,13 @@ class NodeHost:
             ledger,
             self._bells,
             node,
-            lambda: self._gauges,
+            self._vital_signs,
             on_registered=lambda: self._post(on.Registered()),
             on_lost=lambda: self._post(on.RegistrationLost()),
             on_refused=self._refused,
         )
         self._thread = threading.Thread(target=self._run, name="node", daemon=True)
+        self._stall_s = settings.engine_stall_s
         self._closed = False
         self._changed = threading.Condition()
 
@@ -191,6 +192,16 @@ class NodeHost:
             self._machine.audit()  # finds a lost block at the first quiet moment
             with self._changed:
                 self._changed.notify_all()
+
+    def _vital_signs(self) -> Gauges:
+        """What the next heartbeat tells. A lane that is dead or stuck ends the process: it would hang requests in
+        silence while heartbeats go on."""
+        for lane in (self._engine_lane, self._mover_lane, self._ledger_lane):
+            entered_at = lane.entered_at
+            stuck_s = time.monotonic() - entered_at if entered_at else 0.0
+            if stuck_s > self._stall_s or not lane.alive:
+                self._crashed(lane.name, TimeoutError(f"no progress for {stuck_s:.0f} s"))
+        return self._gauges
 
     def _wait_idle(self, timeout_s: float) -> bool:
         with self._changed:

@@ -6,8 +6,8 @@ import logging
 
 from app.errors import LedgerUnavailable
 from app.ledger.redis import check_server, connect
-from app.model.resolve import resolve_model
 from app.model.config import ModelConfig
+from app.model.resolve import resolve_model
 from app.settings import Settings
 from workers.engine import runtime
 from workers.host import KVRole, NodeHost, draw_id

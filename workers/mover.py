@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from app.errors import PullError
@@ -14,17 +15,24 @@ if TYPE_CHECKING:
 
 
 class Mover:
-    """Runs on one lane: what it does for one handoff never overlaps with itself."""
+    """Runs on one lane: what it does for one handoff never overlaps with itself.
 
-    def __init__(self, engine: Engine, transport: KVTransport) -> None:
+    ``between_steps(what)`` runs ``what`` on the engine's thread: only that one may touch a GPU's memory.
+    """
+
+    def __init__(
+        self, engine: Engine, transport: KVTransport, between_steps: Callable[[Callable[[], None]], None]
+    ) -> None:
         self._engine = engine
         self._transport = transport
+        self._between_steps = between_steps
 
     def seal(self, job: do.Seal) -> on.Sealed:
         """Digest blocks whose generations were fixed when they were taken; re-read them afterwards (rule 6)."""
         pool = self._engine.pool
         before = tuple(int(pool.generations[block]) for block in job.blocks)
-        self._engine.export(job.blocks)
+        if self._engine.staged:
+            self._between_steps(lambda: self._engine.export(job.blocks))
         digests = tuple(digest.hex() for digest in pool.digest(job.blocks))
         after = tuple(int(pool.generations[block]) for block in job.blocks)
         if before != after:
@@ -38,5 +46,6 @@ class Mover:
             self._transport.pull(job.location, job.source, job.generations, digests, self._engine.pool, job.target)
         except PullError as error:
             return on.Pulled(job.key, error.reason, str(error))
-        self._engine.import_(job.target)
+        if self._engine.staged:
+            self._between_steps(lambda: self._engine.import_(job.target))
         return on.Pulled(job.key)

@@ -25,8 +25,8 @@ def only_one(path: Path) -> Iterator[None]:
         os.truncate(fd, 0)
         os.write(fd, f"{os.getpid()}\n".encode())
         yield
-        path.unlink(missing_ok=True)
     finally:
+        path.unlink(missing_ok=True)
         os.close(fd)
 
 

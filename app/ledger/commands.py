@@ -163,7 +163,8 @@ class SnapshotAnswer:
     """Node names, of the current or last attempt."""
     decode_node: str = ""
     timeline: Mapping[str, int] = field(default_factory=dict)
-    """Phase → wall clock ms of the Redis server: queued, claimed, granted, first_token, committed, activated, finished."""
+    """Phase → wall clock ms of the Redis server: queued, claimed, granted, first_token, committed, activated,
+    finished."""
 
 
 # prefill side
@@ -178,11 +179,13 @@ class ClaimStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Take the hinted record if it is QUEUED and fits, unless an older one has waited over 2 s; else the oldest that fits.
+    """Take the hinted record if it is QUEUED and fits, unless an older one has waited over 2 s; else the oldest that
+    fits.
 
     ``fence`` is drawn by the caller for this one call. QUEUED → PREFILLING; the record goes into ``owned`` of
     ``incarnation`` and, if more than one token is still to come, into the list of those that wait for a grant.
-    Fits: ceil((prompt + output) / block_size_tokens) <= free_blocks. A fence that already owns a record answers with it.
+    Fits: ceil((prompt + output) / block_size_tokens) <= free_blocks. A fence that already owns a record answers with
+    it.
     """
 
     hint_uid: str
@@ -280,7 +283,8 @@ class ActivateStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Activate:
-    """PREFILLING → DECODING, lease RESERVED → ACTIVE, owner becomes the decode node; writes ``token`` if it was lost."""
+    """PREFILLING → DECODING, lease RESERVED → ACTIVE, owner becomes the decode node; writes ``token`` if it was
+    lost."""
 
     uid: str
     attempt: int
@@ -411,7 +415,8 @@ class Bell:
 @dataclass(frozen=True, slots=True)
 class Scan:
     """release_expired_preallocations, recover_orphans, ring_again: does nothing if the last scan is younger than
-    ``min_age_ms``. Bounded work per call (``more`` says that some is left). Exempt from not_after; advances ledger time."""
+    ``min_age_ms``. Bounded work per call (``more`` says that some is left). Exempt from not_after; advances ledger
+    time."""
 
     min_age_ms: int
     name: ClassVar[str] = "scan"

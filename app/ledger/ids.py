@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from app.ledger.commands import Admit, Command, Detach, Register
+from app.ledger.commands import Admit, Command, Register
 
 CALL_TTL_MS = 5000
 """A write's ``not_after`` lies this far behind the last seen ledger time (rule 2)."""
 
-_SEPARATED = ("uid", "incarnation", "lease_id", "fence")
-
 
 def check_ids(command: Command) -> None:
-    """Refuse ids that would be ambiguous in a key or in ``owned`` entries.
+    """Refuse new ids that would be ambiguous in entries like ``w:uid:connection``.
 
     Raises:
         ValueError: names the field.
     """
-    values = {name: getattr(command, name) for name in _SEPARATED if hasattr(command, name)}
-    if isinstance(command, Admit | Detach):
-        values["watcher.web"] = command.watcher.web
-    if isinstance(command, Register):
-        values["node.incarnation"] = command.node.incarnation
-    for name, value in values.items():
-        if ":" in value:
-            raise ValueError(f"{command.name}: {name} must not contain a colon: {value!r}")
+    fields: dict[str, str] = {}
+    if isinstance(command, Admit):
+        fields = {"uid": command.uid, "watcher.web": command.watcher.web}
+    elif isinstance(command, Register):
+        fields = {"node.incarnation": command.node.incarnation}
+    for name, value in fields.items():
+        if not value or ":" in value:
+            raise ValueError(f"{command.name}: {name} must not be empty or contain a colon: {value!r}")

@@ -10,6 +10,8 @@ from app.errors import ModelError
 
 SUPPORTED_ARCHITECTURES = ("LlamaForCausalLM",)
 
+_MAX_LAYERS = 4096  # far above any model; a damaged file must not make us list a billion tensors
+
 # The parameters that each rope type needs; the factors of "llama3" follow Llama 3.1's own definition.
 _ROPE_PARAMETERS: dict[str, tuple[str, ...]] = {
     "linear": ("factor",),
@@ -62,6 +64,9 @@ class ModelConfig:
             )
         if head_dim % 2:
             raise ModelError(f"config: head_dim {head_dim} is odd; rotary embeddings need pairs")
+        num_layers = _positive_int(config, "num_hidden_layers")
+        if num_layers > _MAX_LAYERS:
+            raise ModelError(f"config: num_hidden_layers {num_layers} is above {_MAX_LAYERS}")
         rope_theta, rope_scaling = _rope(config)
         vocab_size = _positive_int(config, "vocab_size")
         eos = (generation_config or {}).get("eos_token_id")
@@ -70,7 +75,7 @@ class ModelConfig:
             vocab_size=vocab_size,
             hidden_size=hidden_size,
             intermediate_size=_positive_int(config, "intermediate_size"),
-            num_layers=_positive_int(config, "num_hidden_layers"),
+            num_layers=num_layers,
             num_heads=num_heads,
             num_kv_heads=num_kv_heads,
             head_dim=head_dim,

@@ -79,10 +79,10 @@ def convert_gguf(file: Path, target: Path, progress: Callable[[str], None]) -> N
     try:
         tokenizer = build_tokenizer(gguf.metadata)
         config = hf_config(gguf, len(gguf.metadata["tokenizer.ggml.tokens"]))
+        config |= {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_ids}
+        shapes = ModelConfig.from_hf(config).tensor_shapes()
     except ModelError as error:
         raise ModelError(f"{file}: {error}") from error
-    config |= {"bos_token_id": tokenizer.bos_id, "eos_token_id": tokenizer.eos_ids}
-    shapes = ModelConfig.from_hf(config).tensor_shapes()
     sources = _sources(gguf, shapes)
     write_safetensors(target / "model.safetensors", shapes, _chunks(gguf, config, sources, progress))
     _write_json(target / "config.json", config)

@@ -85,6 +85,8 @@ def read_gguf(path: Path) -> GgufFile:
         if tensor.start + tensor.nbytes > len(buffer):
             end = tensor.start + tensor.nbytes
             raise ModelError(f"{path}: truncated: tensor {info.name} ends at byte {end}, the file has {len(buffer)}")
+        if info.name in tensors:
+            raise ModelError(f"{path}: tensor {info.name} is there twice")
         tensors[info.name] = tensor
     return GgufFile(path, metadata, tensors, buffer)
 

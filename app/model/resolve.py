@@ -89,7 +89,15 @@ def _convert_into(target: Path, source: Callable[[Path], Path], progress: Progre
         result = Path(work) / "model"
         result.mkdir()
         convert_gguf(source(Path(work)), result, progress)
+        for written in (*result.iterdir(), result):  # a power cut must not leave the name without the content
+            _sync(written)
         result.rename(target)
-    directory = os.open(target.parent, os.O_RDONLY)
-    os.fsync(directory)
-    os.close(directory)
+    _sync(target.parent)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -7,7 +7,6 @@ length (little-endian), a JSON header, then the bytes of the tensors.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
@@ -101,8 +100,6 @@ def read_raw(info: TensorInfo) -> npt.NDArray[np.uint8]:
 def write_safetensors(file: Path, shapes: Mapping[str, tuple[int, ...]], chunks: Iterable[Array]) -> None:
     """Write float32 tensors in the order of ``shapes``; ``chunks`` are their values, end to end, in pieces of any size.
 
-    The file is on disk (fsync) when this returns.
-
     Raises:
         ValueError: ``chunks`` hold fewer or more values than ``shapes`` say.
     """
@@ -119,8 +116,6 @@ def write_safetensors(file: Path, shapes: Mapping[str, tuple[int, ...]], chunks:
         written = sum(stream.write(np.ascontiguousarray(chunk, "<f4").data.cast("B")) for chunk in _nonempty(chunks))
         if written != offset:
             raise ValueError(f"{file}: {written} bytes written, {offset} announced")
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def _nonempty(chunks: Iterable[Array]) -> Iterator[Array]:

@@ -28,7 +28,7 @@ from app.ledger.commands import (
 from app.protocol import effects as do
 from app.protocol import events as on
 from app.protocol.blocks import blocks_for
-from app.protocol.messages import ACCEPTED, Commit, Grant, Message, PullResult, Refusal, Reply, refused
+from app.protocol.messages import ACCEPTED, Commit, Grant, PullResult, Refusal, Reply, refused
 from app.protocol.node import Held, Node
 from app.protocol.tables import BlockState, FailureReason
 from app.schemas import FinishReason
@@ -126,7 +126,8 @@ class DecodeNode(Node[Lease]):
 
     # pull and activate
 
-    def _called(self, message: Message) -> Reply:
+    def _called(self, call: on.Called) -> Reply:
+        message = call.message
         if not isinstance(message, Commit):
             return self._wrong_role(message)
         lease = self.table.get(message.lease_id)

@@ -132,7 +132,7 @@ class Node(ABC, Generic[H]):
             case on.AskFailed():
                 self._ask_failed(event)
             case on.Called():
-                self._out.append(do.ReplyTo(event.call_id, self._count(self._called(event.message))))
+                self._reply(event.call_id, self._called(event))
             case on.CallEnded():
                 then = self._calls.pop(event.tag, None)
                 if then is not None:
@@ -183,7 +183,8 @@ class Node(ABC, Generic[H]):
         """Ask the ledger for one piece of work on behalf of ``bell``; ends in ``_work_answered``."""
 
     @abstractmethod
-    def _called(self, message: Message) -> Reply: ...
+    def _called(self, call: on.Called) -> Reply | None:
+        """Act on a peer's message; None when the reply comes later."""
 
     @abstractmethod
     def _sampled(self, sample: on.Sample) -> None: ...
@@ -324,10 +325,12 @@ class Node(ABC, Generic[H]):
         self._calls[self._tags] = then
         self._out.append(do.Call(self._tags, address, incarnation, message, timeout_s))
 
-    def _count(self, reply: Reply) -> Reply:
+    def _reply(self, call_id: str, reply: Reply | None) -> None:
+        if reply is None:
+            return
         if not reply.accepted:
             self.refusals[reply.reason] = self.refusals.get(reply.reason, 0) + 1
-        return reply
+        self._out.append(do.ReplyTo(call_id, reply))
 
     @staticmethod
     def _wrong_role(message: Message) -> Reply:

@@ -6,7 +6,7 @@ Owner of the attempt from ``claim`` to ``activate``. It owns the deadline for a 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -25,9 +25,9 @@ from app.ledger.commands import (
 )
 from app.protocol import effects as do
 from app.protocol import events as on
-from app.protocol.blocks import blocks_for
+from app.protocol.blocks import BlockPool, blocks_for
 from app.protocol.messages import ACCEPTED, Commit, Grant, Message, PullResult, Refusal, Reply, refused
-from app.protocol.node import Held, Node
+from app.protocol.node import Held, Node, NodeConfig
 from app.protocol.tables import BlockState, FailureReason
 
 _RING_AGAIN_S = (1.0, 2.0, 4.0)
@@ -71,6 +71,11 @@ class PrefillNode(Node[Attempt]):
 
     queue = "prefill"
 
+    def __init__(self, config: NodeConfig, pool: BlockPool, draw: Callable[[], str]) -> None:
+        super().__init__(config, pool, draw)
+        self._early: list[on.Called] = []
+        """Grants that came before the answer to our claim."""
+
     def gauges(self) -> Mapping[str, int]:
         computing = sum(attempt.in_engine for attempt in self.table.values())
         return {"running": computing, "waiting": len(self.table) - computing}
@@ -83,6 +88,12 @@ class PrefillNode(Node[Attempt]):
         self._ask(claim, lambda answer: self._claimed(bell, fence, answer))
 
     def _claimed(self, bell: on.BellRang, fence: str, answer: ClaimAnswer) -> None:
+        self._take(bell, fence, answer)
+        early, self._early = self._early, []
+        for call in early:
+            self._reply(call.call_id, self._called(call))
+
+    def _take(self, bell: on.BellRang, fence: str, answer: ClaimAnswer) -> None:
         if answer.status is not ClaimStatus.CLAIMED or answer.work is None:
             self._work_answered(bell, False, answer.status.lower())
             return
@@ -172,8 +183,12 @@ class PrefillNode(Node[Attempt]):
 
     # hand over
 
-    def _called(self, message: Message) -> Reply:
+    def _called(self, call: on.Called) -> Reply | None:
+        message = call.message
         if isinstance(message, Grant):
+            if message.fence not in self.table and self._asking_for_work:
+                self._early.append(call)  # our claim may have been applied; its answer decides
+                return None
             return self._granted(message)
         if isinstance(message, PullResult):
             return self._pull_ended(message)

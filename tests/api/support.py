@@ -63,6 +63,7 @@ def toy_model(max_model_len_tokens: int = 512, pool_tokens: int = 4096) -> Serve
         vocab_size=258,
         max_model_len_tokens=max_model_len_tokens,
         pool_tokens=pool_tokens,
+        longest_token_bytes=len("<|im_start|>"),
         tokenizer=toy_tokenizer(),
         chat=ChatTemplate(CHATML, "", "<|im_end|>"),
         created=1,
@@ -95,6 +96,9 @@ class HeardBells:
 
     def ring(self, bell: Bell) -> None:
         self.rung.append(bell)
+
+    def close(self) -> None:
+        """Nothing to give back."""
 
 
 @dataclass(frozen=True)
@@ -143,7 +147,7 @@ class ScriptedWorker:
         for role in roles:
             node = NodeInfo(
                 incarnation=self._ids[role],
-                role=role,  # type: ignore[arg-type]
+                role=role,
                 name=f"{role}1",
                 pid=1,
                 host="test",
@@ -189,11 +193,13 @@ class ScriptedWorker:
                     )
                     return
                 case Send(tokens, finish):
-                    status = self._emit(work, owner, index, tokens, finish)
-                    if status is not EmitStatus.OK:
+                    first = not lease and finish is None
+                    if first:
+                        lease = self._reserve(work.uid)
+                    if self._emit(work, owner, index, tokens, finish) is not EmitStatus.OK:
                         return
-                    if not lease and finish is None:
-                        owner, lease = self._hand_over(work, index, tokens[0])
+                    if first:
+                        owner = self._activate(work, lease, index, tokens[0])
                     index += len(tokens)
 
     def _emit(
@@ -204,21 +210,20 @@ class ScriptedWorker:
         self.emitted.append(status)
         return status
 
-    def _reserve(self, uid: str, decode: str) -> str:
-        """The lease for ``uid``. The ledger may give an older waiter's first; that one finds it here."""
+    def _reserve(self, uid: str) -> str:
+        """The lease for ``uid``, empty if it has ended. The ledger may give an older waiter's first."""
         while uid not in self._leases:
             lease = uuid.uuid4().hex
-            reserved = self._ledger.execute(ReserveNext(uid, decode, lease, 10_000, 16))
+            reserved = self._ledger.execute(ReserveNext(uid, self._ids["decode"], lease, 10_000, 16))
             if reserved.status is ReserveStatus.RESERVED:
                 self._leases[reserved.uid] = lease
             elif uid not in self._leases:
-                raise AssertionError(f"not reserved: {reserved}")
+                return ""
         return self._leases[uid]
 
-    def _hand_over(self, work: Work, index: int, token: int) -> tuple[str, str]:
+    def _activate(self, work: Work, lease: str, index: int, token: int) -> str:
         decode = self._ids["decode"]
-        lease = self._reserve(work.uid, decode)
-        activated = self._ledger.execute(Activate(work.uid, work.attempt, work.fence, lease, decode, index, token))
-        if activated.status not in (ActivateStatus.ACTIVATED, ActivateStatus.FENCED):
-            raise AssertionError(f"not activated: {activated}")
-        return decode, lease
+        answer = self._ledger.execute(Activate(work.uid, work.attempt, work.fence, lease, decode, index, token))
+        if answer.status not in (ActivateStatus.ACTIVATED, ActivateStatus.FENCED):
+            raise AssertionError(f"not activated: {answer}")
+        return decode

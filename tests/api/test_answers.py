@@ -14,7 +14,7 @@ from werkzeug.test import TestResponse
 
 from app.errors import LedgerUnavailable, LedgerUnknown
 from app.ledger.api import Ledger
-from app.ledger.commands import Abort, Admit, Detach, EmitStatus, Event, Work
+from app.ledger.commands import Abort, Admit, Cluster, Deregister, Detach, EmitStatus, Event, Work
 from tests.api.conftest import MakeRig, Rig, chunks
 from tests.api.support import IM_END, Fail, Send, Step, Wait, ids, say, wait_for
 from tests.api.test_surface import error_of
@@ -105,7 +105,7 @@ def test_a_completion_stream(make_rig: MakeRig) -> None:
 def test_a_whole_chat_answer(make_rig: MakeRig) -> None:
     rig = make_rig(script=lambda work: say(TEXT))
     body: Any = rig.chat().json
-    message = {"role": "assistant", "content": TEXT, "refusal": None, "annotations": []}
+    message: Any = {"role": "assistant", "content": TEXT, "refusal": None, "annotations": []}
     assert body["choices"] == [{"index": 0, "message": message, "logprobs": None, "finish_reason": "stop"}]
     assert body["object"] == "chat.completion"
     assert body["usage"]["completion_tokens"] == len(TEXT.encode()) + 1
@@ -240,6 +240,8 @@ def test_a_full_queue_and_full_seats_say_when_to_come_back(make_rig: MakeRig) ->
         assert answer.headers["x-should-retry"] == "true"
         rig.post("/v1/requests/first/cancel", b"")
         thread.join()
+        for _ in range(rig.services.settings.web_threads):
+            assert rig.services.seats.acquire(blocking=False), "a place was not given back"
 
 
 @pytest.mark.parametrize("applied", [True, False])
@@ -256,7 +258,8 @@ def test_a_client_that_closes_its_stream_aborts_the_request(make_rig: MakeRig) -
     rig = make_rig(script=lambda work: [Send(ids("a")), Wait(more), Send(ids("b"))])
     body = {"model": "toy", "prompt": "hi", "stream": True}
     answer = rig.app.test_client().post("/v1/completions", json=body, headers={"X-Request-Id": "r1"}, buffered=False)
-    assert b'"a"' in next(iter(answer.response))  # type: ignore[operator]
+    assert b'"a"' in next(answer.iter_encoded())
+    rig.wait_state("r1", "DECODING")
     answer.close()
     assert rig.state("r1") == "ABORTED"
     more.set()
@@ -280,7 +283,7 @@ def test_a_farewell_is_repeated_until_the_ledger_has_heard_it(make_rig: MakeRig)
     rig = make_rig(script=lambda work: [Send(ids("a")), Wait(threading.Event())], wrap=Unreachable)
     body = {"model": "toy", "prompt": "hi", "stream": True}
     answer = rig.app.test_client().post("/v1/completions", json=body, headers={"X-Request-Id": "r1"}, buffered=False)
-    next(iter(answer.response))
+    next(answer.iter_encoded())
     answer.close()
     rig.wait_state("r1", "ABORTED")
 
@@ -293,3 +296,37 @@ def test_no_log_line_holds_the_prompt(make_rig: MakeRig, caplog: pytest.LogCaptu
     assert "request_id=r1" in caplog.text
     assert "my prompt" not in caplog.text
     assert "my answer" not in caplog.text
+
+
+def test_pings_keep_a_quiet_stream_open_and_make_later_errors_events(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("web.relay.PING_S", 0.1)
+    monkeypatch.setattr("web.relay.TICK_S", 0.05)
+    go_on = threading.Event()
+    rig = make_rig(script=lambda work: [Wait(go_on), Fail("engine_error")])
+    body = {"model": "toy", "prompt": "hi", "stream": True}
+    answer = rig.app.test_client().post("/v1/completions", json=body, buffered=False)
+    assert answer.status_code == 200
+    parts = answer.iter_encoded()
+    assert [next(parts) for _ in range(3)] == [b": ping\n\n"] * 3
+    go_on.set()
+    (last,) = chunks(b"".join(parts).decode())
+    assert last["error"]["code"] == "request_failed"
+    answer.close()
+
+
+def test_a_web_node_that_the_ledger_no_longer_knows_registers_again(make_rig: MakeRig) -> None:
+    go_on = threading.Event()
+    rig = make_rig(script=lambda work: [Send(ids("a")), Wait(go_on), Send([*ids("b"), IM_END], "stop")])
+
+    def webs() -> list[str]:
+        return [n.node.incarnation for n in rig.ledger.execute(Cluster()).nodes if n.node.role == "web"]
+
+    rig.ledger.execute(Deregister(rig.services.node.incarnation))
+    wait_for(lambda: webs() == [rig.services.node.incarnation])
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(rig.complete, "r1")
+        rig.wait_state("r1", "DECODING")
+        go_on.set()
+        assert future.result().json["choices"][0]["text"] == "ab"  # type: ignore[index]

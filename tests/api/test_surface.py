@@ -51,7 +51,7 @@ def test_a_prompt_that_is_too_long_and_an_unknown_model(rig: Rig) -> None:
 
 def test_an_unexpected_exception_is_logged_and_kept_from_the_client(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     @rig.app.get("/broken")
-    def broken() -> None:
+    def broken() -> str:
         raise RuntimeError("a secret detail")
 
     error = error_of(rig.get("/broken"), 500, "internal_error")
@@ -187,7 +187,7 @@ class LedgerGate:
 
     def around(self, ledger: Ledger) -> Ledger:
         self.inner = ledger
-        return self  # type: ignore[return-value]
+        return self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

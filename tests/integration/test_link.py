@@ -116,7 +116,10 @@ CHILD = textwrap.dedent("""
     import sys, threading
     from app.link import Link
     from app.protocol.messages import ACCEPTED
-    link = Link("child", "127.0.0.1", lambda call_id, message: (print("got", flush=True), link.reply(call_id, ACCEPTED)))
+    def called(call_id, message):
+        print("got", flush=True)
+        link.reply(call_id, ACCEPTED)
+    link = Link("child", "127.0.0.1", called)
     print(link.address, flush=True)
     threading.Event().wait()
 """)

@@ -16,6 +16,7 @@ from app.schemas import FinishReason, SamplingParams
 from app.text import StopChecker
 from workers.engine import runtime, sampler
 from workers.engine.batch import build_batch
+from workers.engine.checks import SequenceChecks, check_limits
 from workers.engine.kv_cache import KVCache
 from workers.engine.loader import load_weights
 from workers.engine.model import LlamaModel
@@ -23,7 +24,6 @@ from workers.engine.scheduler import Chunk, Scheduler
 from workers.engine.sequence import Sequence, StepOutput, blocks_needed
 
 if TYPE_CHECKING:
-    from app.model.config import ModelConfig
     from app.model.folder import ModelFolder
     from app.model.tokenizer import Tokenizer
 
@@ -61,9 +61,11 @@ class Engine:
         """
         runtime.require_configured(num_threads)
         config = folder.config
-        _check_limits(block_size_tokens, max_num_seqs, max_num_batched_tokens, max_model_len, config)
+        check_limits(block_size_tokens, max_num_seqs, max_num_batched_tokens, max_model_len, config)
         _set_device(device)
         self.folder = folder
+        self.staged = device != "cpu"
+        """Whether blocks lie on a device, so that ``export`` and ``import_`` have something to do."""
         self.block_size_tokens = block_size_tokens
         self.max_model_len = max_model_len
         weights = load_weights(folder.tensors(), config)
@@ -83,7 +85,7 @@ class Engine:
             block_size_tokens=block_size_tokens,
             num_kv_heads=config.num_kv_heads,
             head_dim=config.head_dim,
-            staged=device != "cpu",
+            staged=self.staged,
         )
         self._model = LlamaModel(config, weights, self._cache, max_model_len)
         self._scheduler = Scheduler(
@@ -91,6 +93,7 @@ class Engine:
             max_num_batched_tokens=max_num_batched_tokens,
             block_size_tokens=block_size_tokens,
         )
+        self._checks = SequenceChecks(config.vocab_size, max_model_len, num_blocks, block_size_tokens)
         self._sequences: dict[str, Sequence] = {}
         self._tokenizer: Tokenizer | None = None
 
@@ -152,7 +155,9 @@ class Engine:
             num_computed=num_computed,
             one_token=one_token,
         )
-        self._check(sequence)
+        if key in self._sequences:
+            raise EngineError(f"sequence {key} is in the engine already")
+        self._checks.check(sequence)
         if sampling.stop:
             sequence.stop_checker = StopChecker(sampling.stop, self._get_tokenizer())
             for token_id in sequence.output_ids:
@@ -167,7 +172,7 @@ class Engine:
             EngineError: no such sequence or block.
         """
         sequence = self._get(key)
-        self._check_blocks(key, [*sequence.block_table, *blocks])
+        self._checks.check_blocks(key, [*sequence.block_table, *blocks])
         sequence.block_table += blocks
 
     def stop(self, key: str) -> None:
@@ -311,52 +316,10 @@ class Engine:
             raise EngineError(f"the engine has no sequence {key}")
         return self._sequences[key]
 
-    def _check(self, sequence: Sequence) -> None:
-        key, num_tokens = sequence.key, len(sequence.token_ids)
-        if key in self._sequences:
-            raise EngineError(f"sequence {key} is in the engine already")
-        if not sequence.prompt_ids:
-            raise EngineError(f"sequence {key} has an empty prompt")
-        if min(sequence.token_ids) < 0 or max(sequence.token_ids) >= self.folder.config.vocab_size:
-            raise EngineError(f"sequence {key} has token ids outside the vocabulary of {self.folder.config.vocab_size}")
-        if num_tokens >= self.max_model_len:
-            raise EngineError(
-                f"sequence {key} has {num_tokens} tokens, max_model_len={self.max_model_len} leaves no room"
-            )
-        if len(sequence.output_ids) >= sequence.sampling.max_tokens:
-            raise EngineError(f"sequence {key} has its max_tokens={sequence.sampling.max_tokens} already")
-        if not 0 <= sequence.num_computed < num_tokens:
-            raise EngineError(f"sequence {key}: num_computed={sequence.num_computed} must be in 0..{num_tokens - 1}")
-        needed = self.blocks_needed(num_tokens)
-        if len(sequence.block_table) < needed:
-            raise EngineError(
-                f"sequence {key} needs {needed} blocks for {num_tokens} tokens, got {len(sequence.block_table)}"
-            )
-        self._check_blocks(key, sequence.block_table)
-
-    def _check_blocks(self, key: str, blocks: list[int]) -> None:
-        if len(set(blocks)) != len(blocks) or min(blocks) < 0 or max(blocks) >= self.pool.num_blocks:
-            raise EngineError(f"sequence {key}: blocks must be distinct and in 0..{self.pool.num_blocks - 1}: {blocks}")
-
     def _get_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
             self._tokenizer = self.folder.tokenizer()
         return self._tokenizer
-
-
-def _check_limits(
-    block_size_tokens: int, max_num_seqs: int, max_num_batched_tokens: int, max_model_len: int, config: ModelConfig
-) -> None:
-    if block_size_tokens < 1 or max_num_seqs < 1:
-        raise StartupError(f"block_size_tokens={block_size_tokens} and max_num_seqs={max_num_seqs} must be at least 1")
-    if max_num_batched_tokens < max_num_seqs:
-        raise StartupError(
-            f"max_num_batched_tokens={max_num_batched_tokens} must not be below max_num_seqs={max_num_seqs}"
-        )
-    if not 2 <= max_model_len <= config.max_position_embeddings:
-        raise StartupError(
-            f"max_model_len={max_model_len} must be in 2..{config.max_position_embeddings}, what the model was made for"
-        )
 
 
 def _set_device(device: str) -> None:

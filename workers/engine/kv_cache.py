@@ -43,7 +43,10 @@ class KVCache:
         self._blocks = paddle.zeros(list(self._host.shape)) if staged else _alias(self._host)
         row_floats = num_kv_heads * head_dim
         flat = _view(self._blocks, [pool.num_blocks * self.row_stride, row_floats], 0)
-        self.k_rows, self.v_rows, self.k_heads, self.v_heads = [], [], [], []
+        self.k_rows: list[paddle.Tensor] = []
+        self.v_rows: list[paddle.Tensor] = []
+        self.k_heads: list[paddle.Tensor] = []
+        self.v_heads: list[paddle.Tensor] = []
         for layer in range(num_layers):
             for which, (rows, heads) in enumerate(((self.k_rows, self.k_heads), (self.v_rows, self.v_heads))):
                 skip = (layer * 2 + which) * block_size_tokens

@@ -47,4 +47,5 @@ def _llama3(frequencies: Floats, scaling: dict[str, Any]) -> Floats:
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     wavelengths = 2 * math.pi / frequencies
     blend = np.clip((scaling["original_max_position_embeddings"] / wavelengths - low) / (high - low), 0, 1)
-    return ((1 - blend) * frequencies / scaling["factor"] + blend * frequencies).astype(np.float32)
+    scaled: Floats = ((1 - blend) * frequencies / scaling["factor"] + blend * frequencies).astype(np.float32)
+    return scaled

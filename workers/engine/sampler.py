@@ -15,12 +15,14 @@ _SPAN = 256
 
 def greedy(logits: Floats) -> npt.NDArray[np.int64]:
     """[n, vocab] -> [n]: the most likely token, the lowest id of equals."""
-    return np.argmax(logits, axis=-1)
+    best: npt.NDArray[np.int64] = np.argmax(logits, axis=-1)
+    return best
 
 
 def finite(logits: Floats) -> npt.NDArray[np.bool_]:
     """[n, vocab] -> [n]: whether all of a row's logits are numbers."""
-    return np.isfinite(logits).all(axis=-1)
+    whole: npt.NDArray[np.bool_] = np.logical_and.reduce(np.isfinite(logits), axis=-1)
+    return whole
 
 
 def draw(logits: Floats, sampling: SamplingParams, index: int) -> int:

@@ -17,22 +17,29 @@ local node = worker(cmd.incarnation, 'prefill')
 if not node then return answer({ status = 'REFUSED' }) end
 
 local function candidate(uid)
-  local c = redis.call('HMGET', P .. 'rec:' .. uid, 'state', 'total', 'queued_at', 'seq')
-  if c[1] ~= 'QUEUED' or blocks(tonumber(c[2])) > cmd.free_blocks then return nil end
-  return { queued_at = tonumber(c[3]), seq = tonumber(c[4]) }
+  local c = redis.call('HMGET', P .. 'rec:' .. uid, 'state', 'total', 'queued_at', 'seq', 'attempt')
+  if c[1] ~= 'QUEUED' then return nil end
+  return {
+    fits = blocks(tonumber(c[2])) <= cmd.free_blocks, waited = now - tonumber(c[3]), seq = tonumber(c[4]),
+    requeued = c[5] ~= '1',
+  }
 end
 
 local hinted = cmd.hint_uid ~= '' and candidate(cmd.hint_uid)
+if hinted and not hinted.fits then hinted = nil end
 local uid = walk(P .. 'queue', node, function(uids)
   local first
   for _, each in ipairs(uids) do
-    if each == cmd.hint_uid and hinted then return each end
+    if hinted and each == cmd.hint_uid then return each end
     local c = candidate(each)
     if c and hinted and c.seq > hinted.seq then return cmd.hint_uid end
-    if c then
+    if c and c.fits then
       first = first or each
-      if not hinted or now - c.queued_at > PASSED_OVER_MS then return first end
+      if not hinted or c.waited > PASSED_OVER_MS then return first end
     end
+    -- Whoever came later and was never requeued has waited for less than this one: nobody is passed over by the hint.
+    -- Those requeued with an older number stand before it and have been looked at.
+    if c and hinted and not c.requeued and c.waited <= PASSED_OVER_MS then return cmd.hint_uid end
   end
   -- A hint that lies further back than the walk goes: nobody in front of it has waited for long.
   return hinted and cmd.hint_uid or nil

@@ -39,8 +39,12 @@ for _, incarnation in ipairs(due('nodes', '(' .. int(now))) do
 end
 
 for _, uid in ipairs(due('rings', int(now))) do
-  local r = load(uid)
-  if r and r.state == 'QUEUED' then bells[#bells + 1] = ring(r) else redis.call('ZREM', P .. 'rings', uid) end
+  local r = redis.call('HMGET', P .. 'rec:' .. uid, 'state', 'attempt', 'ring')
+  if r[1] == 'QUEUED' then
+    bells[#bells + 1] = ring({ uid = uid, attempt = tonumber(r[2]), ring = tonumber(r[3]) })
+  else
+    redis.call('ZREM', P .. 'rings', uid)
+  end
 end
 for _, zset in ipairs({ 'tombstones', 'exited' }) do
   local list = due(zset, int(now))

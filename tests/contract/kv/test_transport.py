@@ -186,14 +186,14 @@ def test_a_location_of_another_life_is_refused(
 
 
 def test_a_killed_owner_is_gone_and_leaves_nothing(owner: Owner, transport: KVTransport, pool: KVPool) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = set(Path("/dev/shm").iterdir())
     committed = owner.commit(2)
     transport.pull(owner.location, *committed, pool, [0])
     owner.kill()
     with pytest.raises(PullError) as failure:
         transport.pull(owner.location, *committed, pool, [1])
     assert reason_of(failure) == PullFailure.GONE
-    assert set(os.listdir("/dev/shm")) <= before
+    assert set(Path("/dev/shm").iterdir()) <= before
     assert not pool.blocks[1].any()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -21,6 +21,7 @@ from app.ledger.commands import (
     Claim,
     ClaimAnswer,
     ClaimStatus,
+    Cluster,
     Emit,
     EmitAnswer,
     FailAnswer,
@@ -145,7 +146,15 @@ class World:
         return answer
 
     def activate(
-        self, uid: str, token: int = 7, *, index: int = 0, fence: str = "f", lease: str = "l", attempt: int = 1, **more: Any
+        self,
+        uid: str,
+        token: int = 7,
+        *,
+        index: int = 0,
+        fence: str = "f",
+        lease: str = "l",
+        attempt: int = 1,
+        **more: Any,
     ) -> ActivateAnswer:
         node = more.pop("node", "d")
         answer: ActivateAnswer = self.do(Activate(uid, attempt, fence, lease, node, index, token, **more))
@@ -173,12 +182,12 @@ class World:
 
     def prefilling(self, uid: str = "u", fence: str = "f", **more: Any) -> None:
         self.admit(uid, **more)
-        assert self.claim(fence, uid).status is ClaimStatus.CLAIMED
+        assert self.claim(fence, uid, free=10_000).status is ClaimStatus.CLAIMED
 
     def decoding(self, uid: str = "u", fence: str = "f", lease: str = "l", **more: Any) -> None:
         """Its first token is 7."""
         self.prefilling(uid, fence, **more)
-        assert self.reserve(lease, uid).status == "RESERVED"
+        assert self.reserve(lease, uid, free=10_000).status == "RESERVED"
         assert self.emit(uid, 0, 7, fence=fence).status == "OK"
         assert self.activate(uid, fence=fence, lease=lease).status == "ACTIVATED"
 
@@ -276,6 +285,7 @@ class ValkeyWorld(World):
 
     def advance(self, ms: int) -> None:
         self.raw.hincrby(f"{self.prefix}clock", "time", ms)
+        self.ledger.execute(Cluster())  # an answer with the new time, so that the next call is not late
 
     def hold_time(self) -> None:
         self.raw.hset(f"{self.prefix}clock", "last", 2 * START_MS)
@@ -297,41 +307,58 @@ class ValkeyWorld(World):
         super().close()
         self.raw.close()
 
-    def _all(self, kind: str) -> dict[str, str]:
-        start = f"{self.prefix}{kind}"
-        return {key.removeprefix(start): key for key in self.raw.scan_iter(match=f"{start}*", count=1000)}
-
-    def _scores(self, key: str) -> dict[str, int]:
-        return {member: int(score) for member, score in self.raw.zrange(key, 0, -1, withscores=True)}
-
-    def _record(self, uid: str, key: str) -> dict[str, Any]:
-        fields = self.raw.hgetall(key)
-        chosen: dict[str, Any] = {name: fields[name] for name in ("state", "fence", "owner", "lease", "client")}
-        return chosen | {
-            **{name: int(fields[name]) for name in ("attempt", "failures", "waited")},
-            "tokens": [int(token) for token in self.raw.lrange(f"{self.prefix}tok:{uid}", 0, -1)],
-            "watchers": sorted(self.raw.smembers(f"{self.prefix}watch:{uid}")),
-            "finish_reason": fields.get("finish_reason", ""),
-            "error": f"{fields.get('error_code', '')}/{fields.get('error_detail', '')}",
+    def _read_all(self) -> dict[str, Any]:
+        """Every key of the namespace with its value, in two round trips."""
+        keys = sorted(self.raw.scan_iter(match=f"{self.prefix}*", count=10_000))
+        types = self._batch((key, "type", ()) for key in keys)
+        reads: dict[str, tuple[str, tuple[Any, ...]]] = {
+            "hash": ("hgetall", ()),
+            "zset": ("zrange", (0, -1, False, True, int)),
+            "string": ("get", ()),
+            "set": ("smembers", ()),
+            "list": ("lrange", (0, -1)),
+            "stream": ("xlen", ()),
         }
+        known = [(key, kind) for key, kind in zip(keys, types, strict=True) if kind in reads]
+        values = self._batch((key, *reads[kind]) for key, kind in known)
+        return {key.removeprefix(self.prefix): value for (key, _), value in zip(known, values, strict=True)}
+
+    def _batch(self, calls: Iterable[tuple[str, str, tuple[Any, ...]]]) -> list[Any]:
+        pipe = self.raw.pipeline(transaction=False)
+        for key, method, arguments in calls:
+            getattr(pipe, method)(key, *arguments)
+        return pipe.execute()
 
     def dump(self) -> dict[str, Any]:
-        nodes = {inc: self.raw.hget(key, "state") for inc, key in self._all("node:").items()}
-        leases = {}
-        for lease, key in self._all("lease:").items():
-            fields = self.raw.hgetall(key)
-            leases[lease] = {name: fields[name] for name in ("state", "uid", "node")} | {"blocks": int(fields["blocks"])}
+        found = self._read_all()
+
+        def all_of(kind: str) -> dict[str, Any]:
+            return {key.removeprefix(kind): value for key, value in found.items() if key.startswith(kind)}
+
+        def record(uid: str, fields: dict[str, str]) -> dict[str, Any]:
+            chosen: dict[str, Any] = {name: fields[name] for name in ("state", "fence", "owner", "lease", "client")}
+            return chosen | {
+                **{name: int(fields[name]) for name in ("attempt", "failures", "waited")},
+                "tokens": [int(token) for token in found.get(f"tok:{uid}", ())],
+                "watchers": sorted(found.get(f"watch:{uid}", ())),
+                "finish_reason": fields.get("finish_reason", ""),
+                "error": f"{fields.get('error_code', '')}/{fields.get('error_detail', '')}",
+            }
+
+        def lease(fields: dict[str, str]) -> dict[str, Any]:
+            return {name: fields[name] for name in ("state", "uid", "node")} | {"blocks": int(fields["blocks"])}
+
         zsets = ("queue", "waiters", "deadlines", "rings", "tombstones", "exited")
         return {
-            "records": {uid: self._record(uid, key) for uid, key in self._all("rec:").items()},
-            "guards": {client: self.raw.get(key) for client, key in self._all("guard:").items()},
-            "latest": {client: self.raw.get(key) for client, key in self._all("latest:").items()},
-            "leases": leases,
-            "open_leases": self._scores(f"{self.prefix}leases"),
-            "owned": {inc: self._scores(key) for inc, key in self._all("owned:").items()},
-            "nodes": nodes,
-            "fresh": self._scores(f"{self.prefix}nodes"),
-            **{name: self._scores(f"{self.prefix}{name}") for name in zsets},
+            "records": {uid: record(uid, fields) for uid, fields in all_of("rec:").items()},
+            "guards": all_of("guard:"),
+            "latest": all_of("latest:"),
+            "leases": {key: lease(fields) for key, fields in all_of("lease:").items()},
+            "open_leases": dict(found.get("leases", ())),
+            "owned": {inc: dict(members) for inc, members in all_of("owned:").items()},
+            "nodes": {inc: fields["state"] for inc, fields in all_of("node:").items()},
+            "fresh": dict(found.get("nodes", ())),
+            **{name: dict(found.get(name, ())) for name in zsets},
         }
 
 

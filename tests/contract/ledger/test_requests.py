@@ -186,6 +186,16 @@ def test_nothing_is_known_of_an_unknown_id(world: Any) -> None:
     assert world.read(client_id="nobody").status is ReadStatus.UNKNOWN
 
 
-def test_ids_with_a_colon_are_refused_with_their_name(world: Any) -> None:
-    with pytest.raises(ValueError, match="abort: uid"):
-        world.do(Abort("a:b", "user"))
+@pytest.mark.parametrize("uid", ["a:b", ""])
+def test_new_ids_that_would_be_ambiguous_are_refused_with_their_name(world: Any, uid: str) -> None:
+    with pytest.raises(ValueError, match="admit: uid"):
+        world.admit(uid)
+    with pytest.raises(ValueError, match=r"register: node\.incarnation"):
+        world.node(uid, "web")
+
+
+def test_ids_that_clients_make_up_are_just_unknown(world: Any) -> None:
+    assert world.read("a:b").status is ReadStatus.UNKNOWN
+    assert world.read(client_id="a:b{0}\n").status is ReadStatus.UNKNOWN
+    assert world.admit("u", "a:b{0}\n\u00e9").status is AdmitStatus.ADMITTED
+    assert world.read(client_id="a:b{0}\n\u00e9").uid == "u"

@@ -14,9 +14,11 @@ SAMPLING = SamplingParams(seed=0, max_tokens=100)
 BLOCK, STRIDE = 4, 40
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
-    shapes=st.lists(st.tuples(st.integers(0, 200), st.integers(1, 150), st.integers(0, 3)), min_size=1, max_size=8),
+    shapes=st.lists(
+        st.tuples(st.integers(0, 200), st.just(1) | st.integers(2, 150), st.integers(0, 3)), min_size=1, max_size=8
+    ),
     order=st.randoms(use_true_random=False),
 )
 def test_every_query_reads_its_own_past_and_nothing_else(shapes: list[tuple[int, int, int]], order: object) -> None:

@@ -40,6 +40,8 @@ def kept_slowly(logits: np.ndarray, sampling: SamplingParams) -> set[int]:
     order = np.argsort(-chances)
     if sampling.top_k:
         order = order[: sampling.top_k]
+    if sampling.top_p == 1:
+        return set(order.tolist())
     sums = np.cumsum(chances[order]) / chances[order].sum()
     return {int(token) for token in order[: int(np.argmax(sums >= sampling.top_p - 1e-12)) + 1]}
 
@@ -56,15 +58,13 @@ def test_filters_keep_what_full_sorts_keep(seed: int, vocab: int, temperature: f
     logits = (np.random.default_rng(seed).standard_normal(vocab) * 4).astype(np.float32)
     sampling = params(temperature=temperature, top_k=top_k, top_p=top_p)
     weights = sampler.filtered_weights(logits, sampling)
+    chances = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
     kept = set(np.flatnonzero(weights).tolist())
     expected = kept_slowly(logits, sampling)
-    if top_p == 1 and top_k == 0:
-        assert kept <= expected  # float32 lets the least likely vanish
-    else:
-        # a cut that falls within rounding of a sum may fall on either side
-        assert len(kept ^ expected) <= 1
-    chances = np.exp((logits.astype(np.float64) - logits.max()) / temperature)
-    np.testing.assert_allclose(weights[sorted(kept)], chances[sorted(kept)], rtol=1e-4)
+    visible = set(np.flatnonzero(chances > 1e-37).tolist())  # float32 lets the least likely vanish
+    # a cut that falls within rounding of a sum may fall on either side
+    assert len((kept ^ expected) & visible) <= (top_p < 1)
+    np.testing.assert_allclose(weights[sorted(kept)], chances[sorted(kept)], rtol=1e-4, atol=1e-37)
     assert sampler.draw(logits, sampling, seed % 1000) in kept
 
 
@@ -72,12 +72,12 @@ def test_filters_keep_what_full_sorts_keep(seed: int, vocab: int, temperature: f
     "sampling", [params(), params(temperature=0.5), params(top_k=5), params(top_p=0.8), params(top_k=20, top_p=0.9)]
 )
 def test_draws_follow_the_distribution(sampling: SamplingParams) -> None:
-    """Chi-square over 20,000 seeds; the bound is passed by chance once in 10,000 times, and the seeds are fixed."""
+    """Chi-square over 10,000 seeds; the bound is passed by chance once in 10,000 times, and the seeds are fixed."""
     logits = np.linspace(2, -2, 600).astype(np.float32)[np.random.default_rng(0).permutation(600)]
     weights = np.zeros(600)
     kept = sorted(kept_slowly(logits, sampling))
     weights[kept] = np.exp(logits[kept].astype(np.float64) / sampling.temperature)
-    draws = 20_000
+    draws = 10_000
     counts = np.bincount(
         [sampler.draw(logits, sampling.model_copy(update={"seed": seed}), seed % 7) for seed in range(draws)],
         minlength=600,

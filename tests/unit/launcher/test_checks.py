@@ -137,6 +137,13 @@ def test_a_second_launcher_is_refused_with_the_pid_of_the_first(tmp_path: Path) 
     assert not lock.exists()
 
 
+def test_the_lock_is_gone_after_a_launch_that_failed(tmp_path: Path) -> None:
+    lock = tmp_path / "lock"
+    with pytest.raises(StartupError, match="no model"), only_one(lock):
+        raise StartupError("no model")
+    assert not lock.exists()
+
+
 def test_the_lock_of_a_killed_launcher_is_free(tmp_path: Path) -> None:
     lock = tmp_path / "lock"
     code = (

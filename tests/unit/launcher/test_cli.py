@@ -5,6 +5,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from app.launcher.checks import free_port
 from app.launcher.plan import Nodes, child_environment, cluster_specs, stop_budgets_s
 from app.settings import Settings, load_settings
 
+Capture = pytest.CaptureFixture[str]
 VLLM_SERVE = (  # options of `vllm serve` that mean the same here
     *("--host", "--port", "--model", "--served-model-name", "--block-size"),
     *("--max-model-len", "--max-num-seqs", "--max-num-batched-tokens"),
@@ -55,7 +57,7 @@ def test_children_get_what_the_options_said_and_not_a_foreign_incarnation() -> N
     }
 
 
-def test_a_cluster_has_each_process_once_and_no_password_on_a_command_line(tmp_path) -> None:
+def test_a_cluster_has_each_process_once_and_no_password_on_a_command_line(tmp_path: Path) -> None:
     settings = load_settings(log_level="WARNING")
     specs = cluster_specs(settings, Nodes(prefill=2, decode=3), {}, tmp_path, "baton:secret")
     names = [spec.name for spec in specs]
@@ -84,14 +86,16 @@ def test_everything_is_stopped_within_ten_seconds() -> None:
         (["status", "--port", "70000"], r"--port \(BATON_PORT\): .*65535"),
     ],
 )
-def test_a_wrong_option_is_one_line_with_its_name_and_exit_status_2(argv, line, capsys) -> None:
+def test_a_wrong_option_is_one_line_with_its_name_and_exit_status_2(
+    argv: list[str], line: str, capsys: Capture
+) -> None:
     assert main(argv) == 2
     error = capsys.readouterr().err
     assert re.match(rf"baton: {line}", error)
     assert error.count("\n") == 1
 
 
-def test_a_wrong_variable_is_named_without_an_option(monkeypatch, capsys) -> None:
+def test_a_wrong_variable_is_named_without_an_option(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     monkeypatch.setenv("BATON_PORT", "http")
     assert main(["status"]) == 2
     assert capsys.readouterr().err.startswith("baton: BATON_PORT: ")
@@ -100,13 +104,13 @@ def test_a_wrong_variable_is_named_without_an_option(monkeypatch, capsys) -> Non
 @pytest.mark.parametrize(
     "argv", [["up", "--prefill", "0"], ["up", "--decode", "x"], ["up", "--start-timeout-s", "0"], []]
 )
-def test_wrong_counts_are_refused(argv, capsys) -> None:
+def test_wrong_counts_are_refused(argv: list[str], capsys: Capture) -> None:
     with pytest.raises(SystemExit, match="2"):
         main(argv)
     assert "usage: baton" in capsys.readouterr().err
 
 
-def test_version(capsys) -> None:
+def test_version(capsys: Capture) -> None:
     assert main(["version"]) == 0
     assert re.fullmatch(r"baton \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
@@ -158,7 +162,7 @@ def status(web: FakeWeb, *options: str) -> int:
     return main(["status", "--port", str(web.server_address[1]), *options])
 
 
-def test_status_of_a_cluster_that_serves(web: FakeWeb, capsys) -> None:
+def test_status_of_a_cluster_that_serves(web: FakeWeb, capsys: Capture) -> None:
     assert status(web) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[:2] == ["ready", "5 queued, 2 waiting for a decode node, 1 leases"]
@@ -166,7 +170,7 @@ def test_status_of_a_cluster_that_serves(web: FakeWeb, capsys) -> None:
     assert "54 of 64" in lines[3]
 
 
-def test_status_of_a_cluster_that_does_not_serve(web: FakeWeb, capsys) -> None:
+def test_status_of_a_cluster_that_does_not_serve(web: FakeWeb, capsys: Capture) -> None:
     web.ready = (503, {"ready": False, "reasons": ["no healthy decode node"]})
     web.cluster = (503, {"error": {}})
     assert status(web) == 1
@@ -180,13 +184,13 @@ def test_status_of_a_cluster_that_does_not_serve(web: FakeWeb, capsys) -> None:
 
 
 @pytest.mark.parametrize("answer", [(200, b"<html>"), (404, {}), (200, {"hello": 1})])
-def test_status_of_something_else(web: FakeWeb, capsys, answer) -> None:
+def test_status_of_something_else(web: FakeWeb, capsys: Capture, answer: tuple[int, object]) -> None:
     web.ready = answer
     assert status(web) == 1
     assert "is not Baton" in capsys.readouterr().err
 
 
-def test_status_of_nothing_is_one_line(capsys) -> None:
+def test_status_of_nothing_is_one_line(capsys: Capture) -> None:
     port = free_port("127.0.0.1", 0, "--port")
     assert main(["status", "--port", str(port)]) == 1
     error = capsys.readouterr().err

@@ -36,7 +36,7 @@ def test_a_marker_without_its_partner_is_refused(text: str) -> None:
         fill(text, "README.md")
 
 
-def test_check_says_what_is_out_of_date_and_changes_nothing(tmp_path: Path, capsys) -> None:
+def test_check_says_what_is_out_of_date_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     readme, other = tmp_path / "README.md", tmp_path / "docs" / "states.md"
     other.parent.mkdir()
     old = "<!-- settings -->\n<!-- /settings -->"
@@ -50,7 +50,7 @@ def test_check_says_what_is_out_of_date_and_changes_nothing(tmp_path: Path, caps
     assert "stateDiagram-v2" in other.read_text()
 
 
-def test_wrong_markers_are_an_error_with_the_documents_name(tmp_path: Path, capsys) -> None:
+def test_wrong_markers_are_an_error_with_the_documents_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "README.md").write_text("<!-- settings -->")
     assert main(["--check"], root=tmp_path) == 1
     assert capsys.readouterr().err.startswith("README.md: ")

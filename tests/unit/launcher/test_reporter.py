@@ -37,7 +37,8 @@ class FlakyLedger:
 def test_an_exit_is_reported_and_what_it_requeued_is_rung() -> None:
     bells = (Bell("prefill", "uid-1", 2), Bell("prefill", "uid-2", 1))
     answers = (ScanAnswer(True, 0, bells[:1], more=True), ScanAnswer(True, 0, bells[1:]))
-    ledger, rung = FlakyLedger(answers=answers), []
+    ledger = FlakyLedger(answers=answers)
+    rung: list[Bell] = []
     reporter = ExitReporter(lambda: ledger, rung.append)
     reporter.report("a")
     ledger.wait_for(lambda: len(ledger.reported) == 2)

@@ -14,6 +14,7 @@ import pytest
 from app.errors import StartupError
 from app.launcher.child import Child, ChildSpec, last_lines, new_log, trim_log
 from app.launcher.plan import SOURCE_ROOT
+from tests.unit.launcher.conftest import Cluster
 
 FOREVER = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -26,7 +27,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def test_a_crashing_child_is_started_again_after_growing_delays(cluster) -> None:
+def test_a_crashing_child_is_started_again_after_growing_delays(cluster: Cluster) -> None:
     times = cluster.folder / "times"
     cluster.start(
         "crasher", f"import time; open({str(times)!r}, 'a').write(f'{{time.monotonic()}}\\n'); raise SystemExit(3)"
@@ -41,7 +42,7 @@ def test_a_crashing_child_is_started_again_after_growing_delays(cluster) -> None
     assert any("exit status 3" in line for line in cluster.said)
 
 
-def test_an_exit_is_reported_once_under_its_own_incarnation_and_before_the_restart(cluster) -> None:
+def test_an_exit_is_reported_once_under_its_own_incarnation_and_before_the_restart(cluster: Cluster) -> None:
     cluster.start(
         "node", "import os, time; print(os.environ['BATON_INCARNATION'], flush=True); time.sleep(600)", is_node=True
     )
@@ -57,14 +58,14 @@ def test_an_exit_is_reported_once_under_its_own_incarnation_and_before_the_resta
     cluster.supervise_until(lambda: cluster.wrote("node", second))
 
 
-def test_a_child_that_is_no_node_has_no_incarnation(cluster) -> None:
+def test_a_child_that_is_no_node_has_no_incarnation(cluster: Cluster) -> None:
     cluster.start("beat", "import os; print('BATON_INCARNATION' in os.environ, flush=True)")
     cluster.supervise_until(lambda: bool(cluster.exits), restart=False)
     assert cluster.wrote("beat", "False")
     assert cluster.exits[0].incarnation == ""
 
 
-def test_an_exit_is_seen_at_once(cluster) -> None:
+def test_an_exit_is_seen_at_once(cluster: Cluster) -> None:
     cluster.start("node", FOREVER)
     cluster.supervise_until(lambda: cluster.wrote("node", "up"))
     os.kill(cluster.supervisor.pids["node"], signal.SIGKILL)
@@ -74,14 +75,14 @@ def test_an_exit_is_seen_at_once(cluster) -> None:
     assert time.monotonic() - before < 1.0
 
 
-def test_without_restart_an_exit_is_final(cluster) -> None:
+def test_without_restart_an_exit_is_final(cluster: Cluster) -> None:
     cluster.start("once", "raise SystemExit(1)")
     cluster.supervise_until(lambda: bool(cluster.exits), restart=False)
     cluster.supervisor.poll(restart=True)
     assert cluster.supervisor.pids == {}
 
 
-def test_what_a_child_leaves_in_its_process_group_ends_with_it(cluster) -> None:
+def test_what_a_child_leaves_in_its_process_group_ends_with_it(cluster: Cluster) -> None:
     code = (
         f"import subprocess, sys; child = subprocess.Popen([sys.executable, '-c', {FOREVER!r}])\n"
         "print('pid', child.pid, flush=True); child.wait()"
@@ -95,7 +96,7 @@ def test_what_a_child_leaves_in_its_process_group_ends_with_it(cluster) -> None:
     cluster.supervise_until(lambda: gone(grandchild))
 
 
-def test_stages_stop_in_order_and_each_child_may_finish(cluster) -> None:
+def test_stages_stop_in_order_and_each_child_may_finish(cluster: Cluster) -> None:
     order = cluster.folder / "order"
     for name, stage in (("ledger", 2), ("web", 0), ("worker", 1)):
         cluster.start(
@@ -111,7 +112,7 @@ def test_stages_stop_in_order_and_each_child_may_finish(cluster) -> None:
     assert [ended.returncode for ended in cluster.exits] == [0, 0, 0]
 
 
-def test_a_child_that_ignores_sigterm_is_killed_when_its_time_is_up(cluster) -> None:
+def test_a_child_that_ignores_sigterm_is_killed_when_its_time_is_up(cluster: Cluster) -> None:
     cluster.start("stubborn", STUBBORN)
     cluster.supervise_until(lambda: cluster.wrote("stubborn", "up"))
     before = time.monotonic()
@@ -121,7 +122,7 @@ def test_a_child_that_ignores_sigterm_is_killed_when_its_time_is_up(cluster) -> 
     assert any("stubborn did not stop in time" in line for line in cluster.said)
 
 
-def test_a_second_request_to_stop_kills_at_once(cluster) -> None:
+def test_a_second_request_to_stop_kills_at_once(cluster: Cluster) -> None:
     cluster.start("stubborn", STUBBORN)
     cluster.start("later", STUBBORN, stage=1)
     cluster.supervise_until(lambda: cluster.wrote("stubborn", "up") and cluster.wrote("later", "up"))
@@ -137,7 +138,7 @@ def test_a_second_request_to_stop_kills_at_once(cluster) -> None:
     interrupter.wait()
 
 
-def test_a_restart_that_waits_is_forgotten_by_stop(cluster) -> None:
+def test_a_restart_that_waits_is_forgotten_by_stop(cluster: Cluster) -> None:
     cluster.start("crasher", "raise SystemExit(1)")
     cluster.supervise_until(lambda: bool(cluster.exits))
     cluster.supervisor.stop({0: 1.0})
@@ -146,7 +147,7 @@ def test_a_restart_that_waits_is_forgotten_by_stop(cluster) -> None:
     assert cluster.supervisor.pids == {}
 
 
-def test_children_of_a_killed_launcher_end_and_so_do_theirs_that_watch_them(tmp_path: Path) -> None:
+def test_children_of_a_launcher_that_was_killed_end(tmp_path: Path) -> None:
     launcher = subprocess.Popen(
         [
             sys.executable,
@@ -199,7 +200,7 @@ def test_a_child_whose_launcher_is_gone_already_does_not_start(tmp_path: Path) -
     assert not marker.exists()
 
 
-def test_a_program_that_does_not_exist_ends_with_a_line_in_its_log(cluster) -> None:
+def test_a_program_that_does_not_exist_ends_with_a_line_in_its_log(cluster: Cluster) -> None:
     cluster.supervisor.start(ChildSpec("ghost", ("/no/such/program",), {}))
     cluster.supervise_until(lambda: bool(cluster.exits), restart=False)
     assert last_lines(cluster.supervisor.log_of("ghost")) == ["cannot run /no/such/program: No such file or directory"]

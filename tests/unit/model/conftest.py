@@ -177,7 +177,9 @@ def gguf_file(tmp_path: Path) -> Callable[..., Path]:
 
 
 def _add_entry(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
-    if isinstance(value, list):
+    if key == "general.alignment":
+        writer.add_custom_alignment(value)
+    elif isinstance(value, list):
         writer.add_array(key, value)
     elif isinstance(value, bool):
         writer.add_bool(key, value)

@@ -62,6 +62,7 @@ def test_rope_is_read_from_both_spellings(fields, theta, scaling):
         ({"vocab_size": None}, "vocab_size"),
         ({"hidden_size": -1}, "hidden_size"),
         ({"num_hidden_layers": "2"}, "num_hidden_layers"),
+        ({"num_hidden_layers": 10**9}, "num_hidden_layers"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"head_dim": 15}, "head_dim"),
         ({"hidden_act": "gelu"}, "hidden_act"),

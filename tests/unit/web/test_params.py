@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from app.errors import ApiError, InvalidRequest, ModelNotFound, PromptTooLong
+from app.model.tokenizer import Tokenizer
 from tests.api.support import IM_END, IM_START, ids, toy_model
 from web.openai_schemas import ChatBody, CompletionBody
 from web.params import Prepared, parse_body, prepare_chat, prepare_completion
@@ -243,6 +244,15 @@ def test_prompt_and_answer_must_fit(prompt_tokens: int, max_tokens: int | None, 
         completion(prompt=[1] * prompt_tokens, max_tokens=max_tokens)
     assert caught.value.code == "context_length_exceeded"
     assert "64" in str(caught.value)
+
+
+def test_text_that_cannot_fit_is_refused_without_tokenising_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Tokenizer, "encode", lambda *args, **kwargs: pytest.fail("it was tokenised"))
+    text = "x" * (64 * 12 + 1)
+    with pytest.raises(PromptTooLong):
+        completion(prompt=text)
+    with pytest.raises(PromptTooLong):
+        chat(messages=[{"role": "user", "content": text}])
 
 
 def test_what_no_pool_can_hold_is_refused() -> None:

@@ -1,0 +1,286 @@
+"""The handoff, machine against machine: what goes right, and each way in which it may go wrong."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from app.ledger.commands import Abort, Activate, Claim, Emit, ReserveNext
+from app.protocol import events as on
+from app.protocol.messages import Commit, Grant, PullResult
+from tests.unit.protocol.cluster import EOS, Cluster, reference
+
+PROMPT = (5, 6, 7, 8, 9, 10)
+
+
+def kinds(cluster: Cluster) -> list[str]:
+    return [message.kind for message in cluster.sent]
+
+
+def finish(cluster: Cluster, *uids: str, limit_s: float = 60.0) -> None:
+    cluster.run(cluster.ended(*uids), limit_s)
+    cluster.run(cluster.at_baseline, 15)
+
+
+def test_one_request_goes_through_grant_commit_pull_and_is_exact() -> None:
+    cluster = Cluster()
+    uid = cluster.submit(PROMPT, 10)
+    finish(cluster, uid)
+    record = cluster.snapshot(uid)
+    assert record.state == "FINISHED"
+    assert record.output_ids == reference(PROMPT, 10)
+    assert kinds(cluster) == ["grant", "commit", "pull_result"]
+    assert (record.attempt, record.failures) == (1, 0)
+
+
+def test_forty_requests_on_two_and_two_nodes_are_exact_and_use_both_decode_nodes() -> None:
+    cluster = Cluster(prefill=2, decode=2, num_blocks=24)
+    asked = {cluster.submit((n + 1, 2 * n, 3, 4, 5)[: 1 + n % 5], 4 + n % 9): n for n in range(40)}
+    finish(cluster, *asked)
+    for uid, n in asked.items():
+        record = cluster.snapshot(uid)
+        assert record.output_ids == reference((n + 1, 2 * n, 3, 4, 5)[: 1 + n % 5], 4 + n % 9)
+    assert {cluster.snapshot(uid).decode_node for uid in asked} >= {"d0", "d1"}
+
+
+def test_a_first_token_that_ends_the_answer_never_starts_decode() -> None:
+    cluster = Cluster()
+    uid = cluster.submit(PROMPT, 1)
+    finish(cluster, uid)
+    assert cluster.snapshot(uid).output_ids == reference(PROMPT, 1)
+    assert kinds(cluster) == []
+    assert cluster.runners["d0"].outcomes in ([], ["nothing"])
+
+
+def test_a_first_token_that_is_eos_ends_the_answer_and_cancels_the_lease() -> None:
+    prompt = next((n,) for n in range(1, 1000) if reference((n,), 5) == (EOS,))
+    cluster = Cluster()
+    uid = cluster.submit(prompt, 5)
+    finish(cluster, uid)
+    record = cluster.snapshot(uid)
+    assert (record.state, record.output_ids, record.finish_reason) == ("FINISHED", (EOS,), "stop")
+    assert "commit" not in kinds(cluster)
+
+
+@pytest.mark.parametrize("lost", [Grant, Commit, PullResult])
+def test_a_lost_message_costs_a_retry_at_most(lost: type) -> None:
+    cluster = Cluster()
+    drops = iter([True])
+    cluster.lose_message = lambda message: isinstance(message, lost) and next(drops, False)
+    uid = cluster.submit(PROMPT, 10)
+    finish(cluster, uid)
+    record = cluster.snapshot(uid)
+    assert record.state == "FINISHED"
+    assert record.output_ids == reference(PROMPT, 10)
+    assert record.failures == (0 if lost is PullResult else 1)
+
+
+@pytest.mark.parametrize("lost", [Grant, Commit])
+def test_out_of_attempts_the_client_is_told_which_hop_failed(lost: type) -> None:
+    cluster = Cluster()
+    cluster.lose_message = lambda message: isinstance(message, lost)
+    uid = cluster.submit(PROMPT, 10, max_attempts=1)
+    finish(cluster, uid)
+    record = cluster.snapshot(uid)
+    assert record.state == "FAILED"
+    assert record.error_code == f"{lost.__name__.lower()}_unacknowledged"
+
+
+@pytest.mark.parametrize("lost", [Grant, Commit, PullResult])
+def test_a_lost_acknowledgement_leaves_one_exact_answer(lost: type) -> None:
+    cluster = Cluster()
+    drops = iter([True])
+    cluster.lose_reply = lambda message: isinstance(message, lost) and next(drops, False)
+    uid = cluster.submit(PROMPT, 10)
+    finish(cluster, uid)
+    assert cluster.snapshot(uid).output_ids == reference(PROMPT, 10)
+
+
+@pytest.mark.parametrize("queue", ["prefill", "decode"])
+def test_a_lost_bell_costs_seconds(queue: str) -> None:
+    cluster = Cluster()
+    cluster.run(limit_s=2)
+    drops = iter([True])
+    cluster.lose_bell = lambda bell: bell.queue == queue and next(drops, False)
+    uid = cluster.submit(PROMPT, 10)
+    finish(cluster, uid, limit_s=4)
+    assert cluster.snapshot(uid).output_ids == reference(PROMPT, 10)
+
+
+def test_doubled_bells_start_nothing_twice() -> None:
+    cluster = Cluster()
+    uid = cluster.submit(PROMPT, 10)
+    for runner in cluster.runners.values():
+        for _ in range(3):
+            runner.feed(on.BellRang(cluster.draw(), uid, 1))
+    finish(cluster, uid)
+    assert cluster.snapshot(uid).output_ids == reference(PROMPT, 10)
+    assert kinds(cluster) == ["grant", "commit", "pull_result"]
+
+
+@pytest.mark.parametrize("command", [Claim, ReserveNext, Emit, Activate])
+@pytest.mark.parametrize("fault", ["lost", "unanswered"])
+def test_an_unknown_outcome_is_asked_again_until_it_is_known(command: type, fault: str) -> None:
+    cluster = Cluster()
+    faults = iter([fault, fault])
+    cluster.ledger_fault = lambda asked: next(faults, "") if isinstance(asked, command) else ""
+    uid = cluster.submit(PROMPT, 10)
+    finish(cluster, uid)
+    record = cluster.snapshot(uid)
+    assert record.output_ids == reference(PROMPT, 10)
+    assert (record.attempt, record.failures) == (1, 0)
+
+
+def test_what_the_ledger_gives_but_the_node_does_not_hold_is_handed_back() -> None:
+    cluster = Cluster()
+    cluster.run(limit_s=1)
+    cluster.lose_bell = lambda bell: True
+    uid = cluster.submit(PROMPT, 10)
+    late = Claim(uid, "p0", "a fence whose answer never came", 16, 4)
+    cluster.ledger.execute(late)
+    cluster.lose_bell = lambda bell: False
+    finish(cluster, uid, limit_s=6)
+    record = cluster.snapshot(uid)
+    assert record.output_ids == reference(PROMPT, 10)
+    assert (record.attempt, record.failures) == (2, 0)
+
+
+@pytest.mark.parametrize("after_s", [0.0, 0.003, 0.012, 0.016, 0.018, 0.02, 0.05, 0.1])
+def test_an_abort_at_any_time_brings_every_block_back(after_s: float) -> None:
+    cluster = Cluster()
+    cluster.run(limit_s=1)
+    uid = cluster.submit(PROMPT, 100)
+    cluster.run(limit_s=after_s)
+    cluster.ledger.execute(Abort(uid, "test"))
+    cluster.run(cluster.at_baseline, 3)
+    assert cluster.snapshot(uid).state == "ABORTED"
+    other = cluster.submit((77, 78), 10, client="same blocks, another prompt")
+    finish(cluster, other)
+    assert cluster.snapshot(other).output_ids == reference((77, 78), 10)
+
+
+@pytest.mark.parametrize("victim", ["p0", "d0"])
+@pytest.mark.parametrize("after_s", [0.004, 0.015, 0.018, 0.03, 0.08])
+def test_a_node_that_dies_is_replaced_and_the_answer_goes_on(victim: str, after_s: float) -> None:
+    cluster = Cluster(prefill=2, decode=2)
+    cluster.lose_bell = lambda bell: False
+    cluster.run(limit_s=1)
+    uids = [cluster.submit((n, 2, 3), 12) for n in range(4)]
+    cluster.run(limit_s=after_s)
+    cluster.runners[victim].dead = True
+    finish(cluster, *uids)
+    assert [cluster.snapshot(uid).output_ids for uid in uids] == [reference((n, 2, 3), 12) for n in range(4)]
+
+
+def test_corrupted_kv_is_caught_and_the_attempt_retried() -> None:
+    cluster = Cluster()
+    original = cluster.runners["p0"].seal
+    spoiled = iter([True])
+
+    def spoil(job: object) -> None:
+        original(job)  # type: ignore[arg-type]
+        if next(spoiled, False):
+            cluster.runners["p0"].memory[job.blocks[0]] = (1, 2, 3)  # type: ignore[attr-defined]
+
+    cluster.runners["p0"].seal = spoil  # type: ignore[method-assign, assignment]
+    uid = cluster.submit(PROMPT, 10)
+    finish(cluster, uid)
+    record = cluster.snapshot(uid)
+    assert record.output_ids == reference(PROMPT, 10)
+    assert record.failures == 1
+
+
+def test_a_ledger_that_is_away_pauses_the_sequence_and_loses_no_token() -> None:
+    cluster = Cluster()
+    prompt = next((n, 3) for n in range(1, 200) if len(reference((n, 3), 40)) == 40)
+    uid = cluster.submit(prompt, 40)
+    cluster.run(lambda: len(cluster.snapshot(uid).output_ids) >= 3)
+    away_until = cluster.now + 4
+    cluster.ledger_fault = lambda asked: "lost" if cluster.now < away_until else ""
+    cluster.run(limit_s=3.5)
+    lease = next(iter(cluster.runners["d0"].machine.table.values()))
+    assert len(lease.output) <= 3 + 2 + 6 + 1, "it paused at its bound"  # type: ignore[union-attr]
+    finish(cluster, uid)
+    assert cluster.snapshot(uid).output_ids == reference(prompt, 40)
+
+
+def test_a_draining_prefill_node_hands_back_and_the_other_one_takes_over() -> None:
+    cluster = Cluster(prefill=2)
+    cluster.run(limit_s=1)
+    uids = [cluster.submit((n, 2, 3), 8) for n in range(6)]
+    cluster.run(limit_s=0.006)
+    cluster.runners["p0"].feed(on.DrainAsked())
+    finish(cluster, *uids)
+    assert [cluster.snapshot(uid).output_ids for uid in uids] == [reference((n, 2, 3), 8) for n in range(6)]
+    assert all(cluster.snapshot(uid).failures == 0 for uid in uids)
+    assert not cluster.runners["p0"].machine.wants_bells
+
+
+def test_a_draining_decode_node_that_hands_back_loses_no_token() -> None:
+    cluster = Cluster(decode=2)
+    prompt = next((n, 3) for n in range(1, 200) if len(reference((n, 3), 30)) == 30)
+    uid = cluster.submit(prompt, 30)
+    cluster.run(lambda: len(cluster.snapshot(uid).output_ids) >= 5)
+    name = cluster.snapshot(uid).decode_node
+    cluster.runners[name].feed(on.DrainAsked())
+    cluster.runners[name].feed(on.HandBackAsked())
+    finish(cluster, uid)
+    record = cluster.snapshot(uid)
+    assert record.output_ids == reference(prompt, 30)
+    assert record.failures == 0
+
+
+def test_a_node_that_was_declared_dead_lets_go_and_comes_back() -> None:
+    cluster = Cluster()
+    uid = cluster.submit(PROMPT, 10)
+    finish(cluster, uid)
+    runner = cluster.runners["d0"]
+    runner.dead = True  # silent for longer than its TTL, with nothing in its table
+    cluster.run(limit_s=8)
+    runner.dead = False
+    runner.poll()
+    again = cluster.submit((9, 9, 9), 10)
+    finish(cluster, again)
+    assert cluster.snapshot(again).output_ids == reference((9, 9, 9), 10)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"uid": "another"}, "unknown_attempt"),
+        ({"attempt": 2}, "unknown_attempt"),
+        ({"fence": "another"}, "unknown_attempt"),
+        ({"lease_id": "another"}, "other_lease"),
+    ],
+)
+def test_a_stale_message_is_refused_by_name_and_counted(change: dict[str, object], reason: str) -> None:
+    cluster = Cluster()
+    cluster.lose_message = lambda message: isinstance(message, Commit)
+    cluster.submit(PROMPT, 10, max_attempts=1)
+    cluster.run(lambda: "commit" in kinds(cluster))
+    grant = next(message for message in cluster.sent if isinstance(message, Grant))
+    prefill = cluster.runners["p0"].machine
+    cluster.replies["forged"] = lambda reply: None
+    cluster.runners["p0"].feed(on.Called("forged", grant.model_copy(update=change)))
+    assert prefill.refusals == {reason: 1}
+
+
+def test_a_commit_with_unequal_lists_is_refused() -> None:
+    cluster = Cluster()
+    spoil = iter([True])
+    deliver = cluster.deliver
+
+    def cut(sender: object, call: object) -> None:
+        message = call.message  # type: ignore[attr-defined]
+        if isinstance(message, Commit) and next(spoil, False):
+            call = replace(call, message=message.model_copy(update={"generations": message.generations[:-1]}))  # type: ignore[type-var]
+        deliver(sender, call)  # type: ignore[arg-type]
+
+    cluster.deliver = cut  # type: ignore[method-assign, assignment]
+    uid = cluster.submit(PROMPT, 10)
+    finish(cluster, uid)
+    assert cluster.runners["d0"].machine.refusals == {"block_count": 1}
+    record = cluster.snapshot(uid)
+    assert record.output_ids == reference(PROMPT, 10)
+    assert record.failures == 1
