@@ -24,7 +24,7 @@ class Settings(BaseSettings):
     home: Path = Field(Path("~/.cache/baton"), description="Cache for converted models and the state of `baton up`.")
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
-        description="Ledger server: redis://, rediss:// or unix:///path. `baton up` starts an embedded Valkey when it is not set.",
+        description="Ledger server: redis://, rediss:// or unix:///path. Not set: `baton up` starts an embedded Valkey.",
     )
     broker_url: str = Field(
         "", description="Celery's broker, when it is another server than the ledger; empty: the same."
@@ -65,7 +65,7 @@ class Settings(BaseSettings):
     max_num_batched_tokens: int = Field(
         512,
         ge=1,
-        description="Tokens per prefill step. Between steps aborts are seen: smaller reacts sooner, larger computes faster.",
+        description="Tokens per prefill step. Aborts are seen between steps: smaller reacts sooner, larger is faster.",
     )
 
     # Limits of a request

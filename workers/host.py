@@ -102,12 +102,14 @@ class NodeHost:
             self._bells,
             node,
             self._vital_signs,
-            on_registered=lambda: self._post(on.Registered()),
+            on_registered=self._registered,
             on_lost=lambda: self._post(on.RegistrationLost()),
             on_refused=self._refused,
         )
         self._thread = threading.Thread(target=self._run, name="node", daemon=True)
         self._stall_s = settings.engine_stall_s
+        self._refused_since = 0.0
+        self._refused_for_s = settings.node_ttl_s + 2.0
         self._closed = False
         self._changed = threading.Condition()
 
@@ -272,9 +274,15 @@ class NodeHost:
         logging.shutdown()
         os._exit(CRASHED)
 
+    def _registered(self) -> None:
+        self._refused_since = 0.0
+        self._post(on.Registered())
+
     def _refused(self, detail: str) -> None:
-        """The cluster will not have this node. What it leased before (if it was known before) may still be ending."""
-        if "still owns" in detail:
+        """The cluster will not have this node. That may pass: nodes of an earlier life may not be declared dead yet."""
+        now = time.monotonic()
+        self._refused_since = self._refused_since or now
+        if now - self._refused_since < self._refused_for_s:
             return
         logger.critical("baton: %s cannot join: %s", self._nodename, detail)
         logging.shutdown()
@@ -295,6 +303,7 @@ def _machine(
         link_timeout_s=settings.link_timeout_s,
         pull_min_bytes_per_s=settings.pull_min_bytes_per_s,
         check_s=settings.check_s,
+        grant_timeout_s=settings.grant_timeout_s,
     )
     steps = PREFILL_BLOCK_STEPS if role == "prefill" else DECODE_BLOCK_STEPS
     pool = BlockPool(engine.pool.num_blocks, steps, on_take=engine.pool.bump)

@@ -444,6 +444,8 @@ class HeldClaim:
     attempt: int
     fence: str
     state: str
+    older_waits: bool = False
+    """A request that was admitted earlier is QUEUED (it may be a resumed one)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,6 +50,7 @@ class NodeConfig:
     link_timeout_s: float
     pull_min_bytes_per_s: float
     check_s: float
+    grant_timeout_s: float = 30.0
     emit_buffer_tokens: int = 256
     """Tokens that a sequence may run ahead of the ledger before it pauses."""
 
@@ -207,6 +208,9 @@ class Node(ABC, Generic[H]):
     def _decides_itself(self, held: H) -> bool:
         """Whether a call that is in flight will say how ``held`` ended: the comparison leaves it alone then."""
         return held.ending
+
+    def _reconsider(self, key: str, held: H, given: HeldClaim | HeldLease) -> None:
+        """What a role does about work that it holds and that the ledger gives it, once a second."""
 
     def _failing(self, key: str, held: H, reason: str, detail: str) -> None:
         """What else a role does when an attempt fails here."""
@@ -420,6 +424,8 @@ class Node(ABC, Generic[H]):
         if not (asking_before or self._asking_for_work):
             for key in given.keys() - held_before - held_now:
                 self._hand_back(given[key])
+        for key in given.keys() & self.table.keys():
+            self._reconsider(key, self.table[key], given[key])
         if self._waits(answer):
             self._starved = True
             self._ring_self_if_room()

@@ -20,6 +20,7 @@ from app.ledger.commands import (
     EmitStatus,
     FailureKind,
     HeldClaim,
+    HeldLease,
     HoldingsAnswer,
     Work,
 )
@@ -48,12 +49,15 @@ class Attempt(Held):
     """One claimed attempt. Keyed by its fence, which this node drew."""
 
     work: Work
+    claimed_at: float
     phase: Phase = Phase.COMPUTING
     grant: Grant | None = None
     rings: int = 0
     token: int = -1
     first_token_told: bool = False
     sealed: on.Sealed | None = None
+    yields: bool = False
+    """Given up so that an older request can have the room: nothing is claimed before its blocks are free."""
 
     @property
     def index(self) -> int:
@@ -82,6 +86,9 @@ class PrefillNode(Node[Attempt]):
 
     # claim
 
+    def _has_room(self) -> bool:
+        return super()._has_room() and not any(attempt.yields for attempt in self.table.values())
+
     def _ask_for_work(self, bell: on.BellRang) -> None:
         fence = self._draw()
         claim = Claim(bell.uid, self.config.incarnation, fence, self.pool.free, self.config.block_size_tokens)
@@ -107,6 +114,7 @@ class PrefillNode(Node[Attempt]):
             blocks=self.pool.take(num_blocks, fence, BlockState.RUNNING),
             bell_id=bell.bell_id,
             work=work,
+            claimed_at=self._now,
         )
         self._log("claimed", attempt, blocks=num_blocks)
         finish = self._already_ended(work)
@@ -325,6 +333,14 @@ class PrefillNode(Node[Attempt]):
 
     def _given(self, answer: HoldingsAnswer) -> Iterable[HeldClaim]:
         return answer.claims
+
+    def _reconsider(self, key: str, held: Attempt, given: HeldClaim | HeldLease) -> None:
+        """A grant that does not come is waited for with KV in hand, unless an older request needs the room."""
+        overdue = self._now - held.claimed_at > self.config.grant_timeout_s
+        older_waits = isinstance(given, HeldClaim) and given.older_waits
+        if overdue and older_waits and held.grant is None and held.phase is Phase.COMPUTED and not held.ending:
+            held.yields = True
+            self._fail(key, held, FailureKind.OVERLOAD, FailureReason.GRANT_TIMEOUT, "an older request needs the room")
 
     def _waits(self, answer: HoldingsAnswer) -> bool:
         return answer.queued > 0

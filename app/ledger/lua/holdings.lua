@@ -4,11 +4,15 @@ now = read_clock()
 local state = redis.call('HGET', P .. 'node:' .. cmd.incarnation, 'state')
 if not state or state == 'dead' then return answer({ status = 'UNKNOWN' }) end
 local claims, leases = {}, {}
+local head = redis.call('ZRANGE', P .. 'queue', 0, 0, 'WITHSCORES')[2]
 for _, member in ipairs(redis.call('ZRANGE', P .. 'owned:' .. cmd.incarnation, 0, -1)) do
   local kind, id = string.sub(member, 1, 1), string.sub(member, 3)
   if kind == 'c' then
-    local c = redis.call('HMGET', P .. 'rec:' .. id, 'attempt', 'fence', 'state')
-    claims[#claims + 1] = { uid = id, attempt = tonumber(c[1]), fence = c[2], state = c[3] }
+    local c = redis.call('HMGET', P .. 'rec:' .. id, 'attempt', 'fence', 'state', 'seq')
+    claims[#claims + 1] = {
+      uid = id, attempt = tonumber(c[1]), fence = c[2], state = c[3],
+      older_waits = head ~= nil and tonumber(head) < tonumber(c[4]),
+    }
   elseif kind == 'l' then
     local l = redis.call('HMGET', P .. 'lease:' .. id, 'uid', 'attempt', 'fence', 'state')
     leases[#leases + 1] = { lease_id = id, uid = l[1], attempt = tonumber(l[2]), fence = l[3], state = l[4] }

@@ -150,11 +150,13 @@ def holdings(store: Store, command: Holdings) -> HoldingsAnswer:
     if node is None or node.state == "dead":
         return HoldingsAnswer(ReadStatus.UNKNOWN, store.time)
     claims, leases = [], []
+    head = min(store.queue.values(), default=None)
     for member in ranked(store.owned.get(command.incarnation, {})):
         kind, key = member[0], member[2:]
         if kind == "c":
             record = store.records[key]
-            claims.append(HeldClaim(key, record.attempt, record.fence, record.state))
+            older_waits = head is not None and head < record.seq
+            claims.append(HeldClaim(key, record.attempt, record.fence, record.state, older_waits))
         elif kind == "l":
             lease = store.leases[key]
             leases.append(HeldLease(key, lease.uid, lease.attempt, lease.fence, lease.state))

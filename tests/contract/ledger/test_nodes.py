@@ -198,3 +198,18 @@ def test_other_commands_do_not_move_ledger_time(world: Any) -> None:
     info = NodeInfo(incarnation="w", role="web", name="w", pid=1, host="h")
     assert world.ledger.execute(Register(info, 1000)).time_ms == before
     assert world.ledger.execute(ReportExit("w")).time_ms == before
+
+
+def test_holdings_say_of_a_claim_whether_an_older_request_waits(world: Any) -> None:
+    world.cluster()
+    world.admit("first")
+    world.admit("second")
+    world.claim("f2", "second")
+    (claim,) = world.do(Holdings("p")).claims
+    assert (claim.uid, claim.older_waits) == ("second", True)
+    world.claim("f1", "first")
+    world.admit("third")
+    assert {claim.uid: claim.older_waits for claim in world.do(Holdings("p")).claims} == {
+        "first": False,
+        "second": False,
+    }

@@ -231,6 +231,21 @@ def test_a_draining_decode_node_that_hands_back_loses_no_token() -> None:
     assert record.failures == 0
 
 
+def test_without_a_grant_the_kv_is_kept_unless_an_older_request_needs_the_room() -> None:
+    cluster = Cluster(decode=0, num_blocks=4)
+    cluster.run(limit_s=1)
+    cluster.lose_bell = lambda bell: bell.queue == "prefill"
+    older = cluster.submit(tuple(range(1, 16)), 5, queue_timeout_ms=600_000)  # all four blocks
+    younger = cluster.submit((1, 2, 3), 5, first_token_timeout_ms=600_000)
+    cluster.runners["p0"].feed(on.BellRang("b", younger, 1))
+    cluster.run(lambda: cluster.snapshot(younger).state == "PREFILLING", 5)
+    claimed_at = cluster.now
+    cluster.run(lambda: cluster.snapshot(older).state == "PREFILLING", 60)
+    assert 30 <= cluster.now - claimed_at <= 40, "only after grant_timeout_s"
+    record = cluster.snapshot(younger)
+    assert (record.state, record.attempt, record.failures) == ("QUEUED", 2, 0)
+
+
 def test_a_node_that_was_declared_dead_lets_go_and_comes_back() -> None:
     cluster = Cluster()
     uid = cluster.submit(PROMPT, 10)
