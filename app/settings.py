@@ -24,7 +24,7 @@ class Settings(BaseSettings):
     home: Path = Field(Path("~/.cache/baton"), description="Cache for converted models and the state of `baton up`.")
     redis_url: str = Field(
         "redis://127.0.0.1:6379/0",
-        description="Ledger server: redis://, rediss:// or unix:///path. Not set: `baton up` starts an embedded Valkey.",
+        description="Ledger server: redis://, rediss:// or unix:///path. Not set: `baton up` starts its own.",
     )
     broker_url: str = Field(
         "", description="Celery's broker, when it is another server than the ledger; empty: the same."

@@ -27,6 +27,7 @@ class EngineLane:
         self.name = "engine"
         self.entered_at = 0.0
         self._engine = engine
+        self._spent_s: dict[str, float] = {}
         self._post = post
         self._on_crash = on_crash
         self._inbox: SimpleQueue[do.Start | do.Stop | Callable[[], None] | End] = SimpleQueue()
@@ -84,6 +85,7 @@ class EngineLane:
     def _drop(self, job: do.Stop) -> None:
         if job.key in self._engine:  # else it ended in the last step
             self._engine.stop(job.key)
+            self._spent_s.pop(job.key, None)
         self._post(on.Stopped(job.key))
 
     def _add(self, job: do.Start) -> None:
@@ -102,13 +104,18 @@ class EngineLane:
             self._post(on.Stepped((on.Sample(job.key, len(work.output_ids), -1, error=str(error)),)))
 
     def _step(self) -> None:
+        took_part = self._engine.keys()
         self.entered_at = time.monotonic()
         outputs = self._engine.step()
-        self.entered_at = 0.0
+        took_s, self.entered_at = time.monotonic() - self.entered_at, 0.0
+        for key in took_part:
+            self._spent_s[key] = self._spent_s.get(key, 0.0) + took_s
         if outputs:
-            self._post(on.Stepped(tuple(_sample(output) for output in outputs)))
+            self._post(on.Stepped(tuple(self._sample(output) for output in outputs)))
 
-
-def _sample(output: StepOutput) -> on.Sample:
-    token = -1 if output.token_id is None else output.token_id
-    return on.Sample(output.key, output.index, token, output.finish_reason, output.error or "")
+    def _sample(self, output: StepOutput) -> on.Sample:
+        token = -1 if output.token_id is None else output.token_id
+        engine_s = self._spent_s[output.key]
+        if output.key not in self._engine:
+            del self._spent_s[output.key]
+        return on.Sample(output.key, output.index, token, output.finish_reason, output.error or "", engine_s)

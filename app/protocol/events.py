@@ -62,6 +62,8 @@ class Sample:
     token: int
     finish_reason: FinishReason | None = None
     error: str = ""
+    engine_s: float = 0.0
+    """Seconds of engine steps that this sequence has taken part in since it came."""
 
 
 @dataclass(frozen=True, slots=True)

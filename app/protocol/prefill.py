@@ -157,6 +157,7 @@ class PrefillNode(Node[Attempt]):
         elif sample.finish_reason is not None:
             self._end_with(sample.key, attempt, (sample.token,), sample.finish_reason)
         else:
+            self._log("prefilled", attempt, tokens=attempt.num_tokens, engine_ms=round(1000 * sample.engine_s))
             self.pool.move(attempt.blocks, sample.key, BlockState.HELD)
             attempt.token = sample.token
             attempt.phase = Phase.COMPUTED

@@ -1,8 +1,8 @@
 """What the pipeline adds to the time to first token: ``python -m tests.bench.overhead [--requests N]``.
 
 Starts a cluster of one prefill and one decode worker, sends requests one at a time, and takes from each time to first
-token (HTTP request sent → first token's event read) what a bare engine with as many threads needs for the same prompt,
-measured in turn with the requests, so that a change of the machine's speed meets both.
+token (HTTP request sent → first token's event read) the time that the prefill worker's engine spent in its steps for
+that request, as its log says.
 """
 
 from __future__ import annotations
@@ -11,26 +11,22 @@ import argparse
 import http.client
 import json
 import random
+import re
 import statistics
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from app.model.resolve import resolve_model
-from app.schemas import SamplingParams
 from app.settings import get_settings
 from tests.integration.baton import Baton
-from workers.engine import runtime
-
-if TYPE_CHECKING:
-    from workers.engine.engine import Engine
 
 PROMPT_TOKENS = 64
 ANSWER_TOKENS = 4
+WARM_UP = 3
 
 
-def first_token_s(port: int, prompt: list[int]) -> float:
+def first_token_s(port: int, prompt: list[int], request_id: str) -> float:
     """Seconds from sending a streamed request to reading its first token's event; reads the rest, too."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     body = {
@@ -43,7 +39,8 @@ def first_token_s(port: int, prompt: list[int]) -> float:
         "return_token_ids": True,
     }
     started = time.perf_counter()
-    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+    headers = {"content-type": "application/json", "x-request-id": request_id}
+    connection.request("POST", "/v1/completions", json.dumps(body), headers)
     response = connection.getresponse()
     if response.status != http.client.OK:
         raise RuntimeError(f"{response.status}: {response.read()!r}")
@@ -55,14 +52,13 @@ def first_token_s(port: int, prompt: list[int]) -> float:
     return first
 
 
-def prefill_s(engine: Engine, prompt: list[int]) -> float:
-    """Seconds that the engine alone needs for the first token."""
-    started = time.perf_counter()
-    sampling = SamplingParams(temperature=0, seed=1, max_tokens=1, ignore_eos=True)
-    engine.add("bench", prompt, [], sampling, range(engine.blocks_needed(len(prompt))), num_computed=0)
-    while engine.has_work:
-        engine.step()
-    return time.perf_counter() - started
+def engine_ms(baton: Baton, request_id: str) -> float:
+    """Milliseconds that the prefill engine spent on a request."""
+    pattern = rf"prefilled .*request_id={request_id} .*engine_ms=(\d+)"
+    match = re.search(pattern, baton.log("prefill1").read_text())
+    if match is None:
+        raise RuntimeError(f"the prefill worker's log does not say how long {request_id} took")
+    return float(match[1])
 
 
 def main() -> None:
@@ -71,30 +67,24 @@ def main() -> None:
     options = parser.parse_args()
     settings = get_settings()
     folder = resolve_model(settings.model, settings.home, print)
-    runtime.configure(settings.num_threads)
-    from workers.engine.engine import Engine
-
-    engine = Engine(
-        folder, incarnation="bench", max_model_len=256, num_threads=settings.num_threads, num_blocks=16, max_num_seqs=1
-    )
-    engine.warm_up(lambda line: None)
     random_ = random.Random(1)
-    prompts = [[random_.randrange(100, 40_000) for _ in range(PROMPT_TOKENS)] for _ in range(options.requests + 3)]
+    prompts = [
+        [random_.randrange(100, 40_000) for _ in range(PROMPT_TOKENS)] for _ in range(options.requests + WARM_UP)
+    ]
     with tempfile.TemporaryDirectory() as folder_name:
         home = Path(folder_name)
         (home / "models").symlink_to(folder.path.parent)
         baton = Baton(home, home / "output", "--num-blocks", "64")
         try:
             baton.wait_until_ready()
-            pairs = [(first_token_s(baton.port, prompt), prefill_s(engine, prompt)) for prompt in prompts][3:]
+            seen = [1000 * first_token_s(baton.port, prompt, f"r{n}-") for n, prompt in enumerate(prompts)][WARM_UP:]
+            alone = [engine_ms(baton, f"r{n}-") for n in range(len(prompts))][WARM_UP:]
         finally:
             baton.stop()
-    added = sorted(1000 * (seen - alone) for seen, alone in pairs)
-    print(
-        f"{len(pairs)} requests of {PROMPT_TOKENS} tokens, one at a time, {settings.num_threads} thread(s) per worker"
-    )
-    print(f"time to first token  p50 {1000 * statistics.median(seen for seen, _ in pairs):6.1f} ms")
-    print(f"engine alone         p50 {1000 * statistics.median(alone for _, alone in pairs):6.1f} ms")
+    added = sorted(ttft - engine for ttft, engine in zip(seen, alone, strict=True))
+    print(f"{len(added)} requests of {PROMPT_TOKENS} tokens, one at a time, {settings.num_threads} thread(s) each")
+    print(f"time to first token  p50 {statistics.median(seen):6.1f} ms")
+    print(f"engine's prefill     p50 {statistics.median(alone):6.1f} ms")
     print(
         f"added                p50 {statistics.median(added):6.1f} ms  p90 {added[int(0.9 * len(added))]:6.1f} ms"
         f"  max {added[-1]:6.1f} ms"
