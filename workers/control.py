@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from functools import cache
+from functools import cache, partial
 
 from celery import shared_task
 
@@ -16,6 +16,7 @@ from app.ledger.commands import Deregister, Scan
 from app.ledger.redis import connect
 from app.schemas import Gauges, NodeInfo
 from app.settings import Settings, get_settings
+from workers.crash import end_crashed
 from workers.heartbeat import HeartbeatThread
 from workers.host import draw_id
 
@@ -52,7 +53,10 @@ class ControlHost:
             pid=os.getpid(),
             host=socket.gethostname(),
         )
-        self._heartbeat = HeartbeatThread(settings, self._ledger, Bells(settings), self._node, Gauges)
+        self._bells = Bells(settings)
+        self._heartbeat = HeartbeatThread(
+            settings, self._ledger, self._bells, self._node, Gauges, on_crash=partial(end_crashed, nodename)
+        )
 
     def start(self) -> None:
         """Start the heartbeats."""
@@ -74,6 +78,7 @@ class ControlHost:
     def close(self) -> None:
         """Give the connections back."""
         self._heartbeat.close()
+        self._bells.close()
         self._ledger.close()
 
 

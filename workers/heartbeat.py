@@ -34,18 +34,23 @@ class HeartbeatThread:
         node: NodeInfo,
         gauges: Callable[[], Gauges],
         *,
+        on_crash: Callable[[str, BaseException], None],
         on_registered: Callable[[], None] = lambda: None,
         on_lost: Callable[[], None] | None = None,
         on_refused: Callable[[str], None] = lambda detail: None,
+        on_ledger_restarted: Callable[[], None] = lambda: None,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
         self._bells = bells
         self._node = node
         self._gauges = gauges
+        self._on_crash = on_crash
         self._on_registered = on_registered
         self._on_lost = on_lost or self.register
         self._on_refused = on_refused
+        self._on_ledger_restarted = on_ledger_restarted
+        self._run_id = ""
         self._wants_registration = True
         self._registered = False
         self._scan_at = 0.0
@@ -68,29 +73,41 @@ class HeartbeatThread:
             self._thread.join(timeout=5)
 
     def _run(self) -> None:
-        while not self._closing.is_set():
-            try:
-                self._beat()
-                if self._silent:
-                    logger.info("ledger answers again node=%s", self._node.name)
-                self._silent = False
-            except LedgerError as error:
-                if not self._silent:
-                    logger.warning("ledger does not answer node=%s: %s", self._node.name, error)
-                self._silent = True
-            self._closing.wait(self._settings.heartbeat_s)
+        try:
+            while not self._closing.is_set():
+                self._try_beat()
+                self._closing.wait(self._settings.heartbeat_s)
+        except BaseException as error:  # noqa: BLE001 - ends the process
+            self._on_crash("heartbeat", error)
 
-    def _beat(self) -> None:
+    def _try_beat(self) -> None:
+        gauges = self._gauges()
+        try:
+            self._beat(gauges)
+        except LedgerError as error:
+            if not self._silent:
+                logger.warning("ledger does not answer node=%s: %s", self._node.name, error)
+            self._silent = True
+            return
+        if self._silent:
+            logger.info("ledger answers again node=%s", self._node.name)
+        self._silent = False
+
+    def _beat(self, gauges: Gauges) -> None:
         if self._wants_registration:
             self._register()
         if not self._registered:
             return
-        answer = self._ledger.execute(Heartbeat(self._node.incarnation, self._gauges()))
+        answer = self._ledger.execute(Heartbeat(self._node.incarnation, gauges))
         if answer.status is NodeStatus.UNKNOWN:
             logger.warning("no longer registered node=%s: letting go of everything", self._node.name)
             self._registered = False
             self._on_lost()
-        elif time.monotonic() >= self._scan_at:
+            return
+        if answer.run_id != self._run_id:
+            self._run_id = answer.run_id
+            self._on_ledger_restarted()
+        if time.monotonic() >= self._scan_at:
             self._scan_at = time.monotonic() + _SCAN_OVERDUE_S / 2
             for bell in self._ledger.execute(Scan(min_age_ms=round(1000 * _SCAN_OVERDUE_S))).bells:
                 self._bells.ring(bell)
@@ -106,4 +123,5 @@ class HeartbeatThread:
         )
         self._wants_registration = False
         self._registered = True
+        self._run_id = answer.run_id
         self._on_registered()

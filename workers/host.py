@@ -40,6 +40,7 @@ from app.protocol.prefill import PrefillNode
 from app.protocol.tables import DECODE_BLOCK_STEPS, PREFILL_BLOCK_STEPS
 from app.schemas import Gauges, NodeInfo
 from app.settings import Settings
+from workers.crash import end_crashed, end_refused
 from workers.engine_lane import EngineLane
 from workers.heartbeat import HeartbeatThread
 from workers.lane import END, End, Lane, take_all
@@ -50,10 +51,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("baton.node")
 
-CRASHED = 70
-"""Exit code of a worker whose thread died (EX_SOFTWARE): its supervisor starts it again."""
-REFUSED = 78
-"""Exit code of a worker that the cluster will not have (EX_CONFIG)."""
 _LAST_WORDS_S = 2.0
 
 KVRole = Literal["prefill", "decode"]
@@ -102,9 +99,11 @@ class NodeHost:
             self._bells,
             node,
             self._vital_signs,
+            on_crash=self._crashed,
             on_registered=self._registered,
             on_lost=lambda: self._post(on.RegistrationLost()),
             on_refused=self._refused,
+            on_ledger_restarted=lambda: self._post(on.LedgerRestarted()),
         )
         self._thread = threading.Thread(target=self._run, name="node", daemon=True)
         self._stall_s = settings.engine_stall_s
@@ -198,7 +197,7 @@ class NodeHost:
     def _vital_signs(self) -> Gauges:
         """What the next heartbeat tells. A lane that is dead or stuck ends the process: it would hang requests in
         silence while heartbeats go on."""
-        for lane in (self._engine_lane, self._mover_lane, self._ledger_lane):
+        for lane in (self._engine_lane, self._mover_lane, self._ledger_lane, self._bell_lane):
             entered_at = lane.entered_at
             stuck_s = time.monotonic() - entered_at if entered_at else 0.0
             if stuck_s > self._stall_s or not lane.alive:
@@ -267,12 +266,8 @@ class NodeHost:
     # ends that nobody wants
 
     def _crashed(self, lane: str, error: BaseException) -> None:
-        """A dead lane would hang requests in silence. The process ends; ledger and supervisor do the rest."""
-        if self._closed:
-            return
-        logger.critical("lane %s died node=%s: exiting", lane, self._nodename, exc_info=error)
-        logging.shutdown()
-        os._exit(CRASHED)
+        if not self._closed:
+            end_crashed(self._nodename, lane, error)
 
     def _registered(self) -> None:
         self._refused_since = 0.0
@@ -284,9 +279,7 @@ class NodeHost:
         self._refused_since = self._refused_since or now
         if now - self._refused_since < self._refused_for_s:
             return
-        logger.critical("baton: %s cannot join: %s", self._nodename, detail)
-        logging.shutdown()
-        os._exit(REFUSED)
+        end_refused(self._nodename, detail)
 
 
 def _machine(

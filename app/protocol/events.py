@@ -111,6 +111,11 @@ class Registered:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerRestarted:
+    """The ledger's server began a new life (restart, failover): what it says may have changed."""
+
+
+@dataclass(frozen=True, slots=True)
 class DrainAsked:
     """Take nothing new; finish or hand back what is here."""
 
@@ -120,18 +125,6 @@ class HandBackAsked:
     """Give back whatever is still here, now: the drain's time is over."""
 
 
-Event = (
-    BellRang
-    | Answered
-    | AskFailed
-    | Called
-    | CallEnded
-    | Stepped
-    | Stopped
-    | Sealed
-    | Pulled
-    | RegistrationLost
-    | Registered
-    | DrainAsked
-    | HandBackAsked
-)
+HostEvent = Registered | RegistrationLost | LedgerRestarted | DrainAsked | HandBackAsked
+"""What the host says about the whole node."""
+Event = BellRang | Answered | AskFailed | Called | CallEnded | Stepped | Stopped | Sealed | Pulled | HostEvent

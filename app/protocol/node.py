@@ -119,6 +119,8 @@ class Node(ABC, Generic[H]):
         self._starved = False
         self._self_rung = False
         self._checking = False
+        self._check_due = 0
+        """The check that is due next; a timer of an earlier one finds itself superseded."""
 
     # what the host drives
 
@@ -215,7 +217,7 @@ class Node(ABC, Generic[H]):
     def _failing(self, key: str, held: H, reason: str, detail: str) -> None:
         """What else a role does when an attempt fails here."""
 
-    def _told(self, event: on.Registered | on.RegistrationLost | on.DrainAsked | on.HandBackAsked) -> None:
+    def _told(self, event: on.HostEvent) -> None:
         """What the host decides about the whole node."""
         match event:
             case on.Registered():
@@ -226,6 +228,8 @@ class Node(ABC, Generic[H]):
                     self._ring_self_if_room()
             case on.RegistrationLost():
                 self._lost_registration()
+            case on.LedgerRestarted():
+                self._check_holdings()
             case on.DrainAsked():
                 self.draining = True
                 self._drop_bells("draining")
@@ -396,10 +400,11 @@ class Node(ABC, Generic[H]):
         return frozenset(key for key, held in self.table.items() if not held.told)
 
     def _check_holdings(self) -> None:
-        """Compare once every ``check_s``, in both directions."""
+        """Compare now and once every ``check_s``, in both directions."""
         if self._checking:
             return
         self._checking = True
+        self._check_due += 1
         held_before = self._holds()
         asking_before = self._asking_for_work
         self._ask(
@@ -411,7 +416,8 @@ class Node(ABC, Generic[H]):
     def _compare(self, answer: HoldingsAnswer | None, held_before: frozenset[str], asking_before: bool) -> None:
         """Acts only on what was held, or absent with no call in flight, both before the read and after its answer."""
         self._checking = False
-        self._at(self.config.check_s, self._check_holdings)
+        due = self._check_due
+        self._at(self.config.check_s, lambda: self._check_holdings() if due == self._check_due else None)
         if answer is None:
             return
         if answer.status is ReadStatus.UNKNOWN:
