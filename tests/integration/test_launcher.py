@@ -112,6 +112,27 @@ def test_a_cluster_comes_up_serves_and_leaves_nothing_when_it_is_told_to_stop(ho
     assert shared_memory() <= shm_before
 
 
+def test_ctrl_c_during_an_answer_ends_it_with_an_error_and_leaves_nothing(home: Path, start: Start) -> None:
+    shm_before = shared_memory()
+    baton = start()
+    baton.wait_until_ready()
+    processes = baton.processes()
+    body = {"model": "smollm2-135m-instruct", "prompt": "Once", "max_tokens": 450, "ignore_eos": True, "stream": True}
+    lines = baton.lines("/v1/completions", body)
+    first = [next(lines) for _ in range(4)]
+    assert first[0].startswith(b"data: {")
+    before = time.monotonic()
+    baton.process.send_signal(signal.SIGINT)
+    rest = b"".join(lines)
+    assert baton.process.wait(STOP_S) == 0
+    assert time.monotonic() - before < STOP_S
+    assert b'"error"' in rest
+    assert b"[DONE]" not in rest
+    assert_all_gone(baton, processes, within_s=0.5)
+    assert left_behind(home) == []
+    assert shared_memory() <= shm_before
+
+
 def test_each_killed_child_comes_back_by_itself(start: Start) -> None:
     baton = start()
     baton.wait_until_ready()
