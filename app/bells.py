@@ -10,7 +10,7 @@ from celery.utils.nodenames import worker_direct
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from app.ledger.commands import Bell
+from app.protocol.commands import Bell
 from app.settings import Settings
 
 logger = logging.getLogger("baton.bells")

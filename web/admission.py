@@ -8,7 +8,7 @@ import uuid
 from dataclasses import dataclass
 
 from app.errors import ApiError, DuplicateRequest, LedgerError, LedgerUnknown, Overloaded, ServiceUnavailable
-from app.ledger.commands import Abort, Admit, AdmitStatus, Bell, Detach, Limits, Watcher
+from app.protocol.commands import Abort, Admit, AdmitStatus, Bell, Detach, Limits, Watcher
 from app.settings import Settings
 from web.events import Mail
 from web.logs import log_event

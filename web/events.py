@@ -12,7 +12,7 @@ import threading
 
 from app.errors import LedgerError
 from app.ledger.api import Ledger
-from app.ledger.commands import Event
+from app.protocol.commands import Event
 from web.logs import log_event
 
 BLOCK_MS = 1000

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from app.errors import ApiError, LedgerError, RequestAborted, RequestExpired, RequestFailed, ServiceUnavailable
 from app.ledger.api import Ledger
-from app.ledger.commands import Event, ReadStatus, Snapshot
+from app.protocol.commands import Event, ReadStatus, Snapshot
 from app.protocol.tables import TERMINAL, FailureReason, RequestState
 from app.schemas import FinishReason
 from web.events import Mail

@@ -11,7 +11,7 @@ import uuid
 from typing import Any
 
 from app.errors import LedgerError
-from app.ledger.commands import ReportExit
+from app.protocol.commands import ReportExit
 from app.settings import get_settings
 from web.process import PROCESS
 

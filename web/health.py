@@ -7,7 +7,7 @@ from typing import Any
 from flask import Blueprint, Response, jsonify
 
 from app.errors import LedgerError
-from app.ledger.commands import Cluster, ClusterLease, ClusterNode
+from app.protocol.commands import Cluster, ClusterLease, ClusterNode
 from web.services import Services, services
 
 blueprint = Blueprint("health", __name__)

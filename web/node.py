@@ -11,7 +11,7 @@ from collections import deque
 
 from app.errors import LedgerError, ServiceUnavailable
 from app.ledger.api import Ledger
-from app.ledger.commands import Abort, Detach, Heartbeat, NodeStatus, Register
+from app.protocol.commands import Abort, Detach, Heartbeat, NodeStatus, Register
 from app.schemas import Gauges, NodeInfo
 from app.settings import Settings
 from web.events import EventReader, Mailboxes

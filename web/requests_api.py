@@ -8,7 +8,7 @@ from typing import Any
 from flask import Blueprint, Response, jsonify
 
 from app.errors import InvalidRequest, RequestNotFound
-from app.ledger.commands import Abort, ReadStatus, Snapshot, SnapshotAnswer
+from app.protocol.commands import Abort, ReadStatus, Snapshot, SnapshotAnswer
 from web import request_id
 from web.logs import log_event
 from web.services import services

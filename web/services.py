@@ -9,7 +9,7 @@ from typing import Protocol, cast
 from flask import current_app
 
 from app.ledger.api import Ledger
-from app.ledger.commands import Bell
+from app.protocol.commands import Bell
 from app.settings import Settings
 from web.node import WebNode
 from web.process import Process

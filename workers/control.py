@@ -12,8 +12,8 @@ from celery import shared_task
 from app.bells import Bells
 from app.errors import LedgerError
 from app.ledger import Ledger
-from app.ledger.commands import Deregister, Scan
 from app.ledger.redis import connect
+from app.protocol.commands import Deregister, Scan
 from app.schemas import Gauges, NodeInfo
 from app.settings import Settings, get_settings
 from workers.crash import end_crashed

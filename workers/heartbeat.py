@@ -10,7 +10,7 @@ from collections.abc import Callable
 from app.bells import Bells
 from app.errors import LedgerError
 from app.ledger import Ledger
-from app.ledger.commands import Heartbeat, NodeStatus, Register, Scan
+from app.protocol.commands import Heartbeat, NodeStatus, Register, Scan
 from app.schemas import Gauges, NodeInfo
 from app.settings import Settings
 

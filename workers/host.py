@@ -29,11 +29,11 @@ from app.bells import Bells
 from app.errors import LedgerError, LedgerUnknown
 from app.kv import KVReader
 from app.ledger import Ledger
-from app.ledger.commands import Bell, Deregister
 from app.link import CallOutcome, Link
 from app.protocol import effects as do
 from app.protocol import events as on
 from app.protocol.blocks import BlockPool
+from app.protocol.commands import Bell, Deregister
 from app.protocol.decode import DecodeNode
 from app.protocol.node import NodeConfig
 from app.protocol.prefill import PrefillNode

@@ -29,8 +29,8 @@ from app.launcher.readiness import answers, http_url, missing_nodes
 from app.launcher.reporter import ExitReporter
 from app.launcher.supervisor import Supervisor
 from app.launcher.wakeup import Deadline, Wakeup
-from app.ledger.commands import Cluster
 from app.ledger.redis import check_server, connect
+from app.protocol.commands import Cluster
 from app.settings import Settings
 
 Say = Callable[[str], None]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from app.errors import LedgerError
-from app.ledger.commands import Cluster, ClusterAnswer
+from app.protocol.commands import Cluster, ClusterAnswer
 
 _ALIVE, _HEALTHY = "alive", "healthy"
 _WILDCARDS = {"0.0.0.0": "127.0.0.1", "": "127.0.0.1", "::": "::1"}  # noqa: S104

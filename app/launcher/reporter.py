@@ -10,7 +10,7 @@ from typing import Protocol
 
 from app.errors import LedgerError
 from app.launcher.wakeup import Deadline
-from app.ledger.commands import Bell, ReportExit, ScanAnswer
+from app.protocol.commands import Bell, ReportExit, ScanAnswer
 
 log = logging.getLogger(__name__)
 

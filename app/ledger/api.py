@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, overload
 
-from app.ledger.commands import (
+from app.protocol.commands import (
     Abort,
     AbortAnswer,
     Activate,

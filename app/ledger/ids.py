@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.ledger.commands import Admit, Command, Register
+from app.protocol.commands import Admit, Command, Register
 
 CALL_TTL_MS = 5000
 """A write's ``not_after`` lies this far behind the last seen ledger time (rule 2)."""

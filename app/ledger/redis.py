@@ -13,7 +13,11 @@ from redis.retry import Retry
 
 from app.errors import LedgerError, LedgerForeign, LedgerUnavailable, LedgerUnknown, StartupError
 from app.ledger.api import Ledger
-from app.ledger.commands import (
+from app.ledger.connection import Arguments, Lost, Reply, Server, exchange, make_pool, refused
+from app.ledger.ids import CALL_TTL_MS, check_ids
+from app.ledger.scripts import load_scripts
+from app.ledger.wire import decode, decode_event, encode
+from app.protocol.commands import (
     EXEMPT_FROM_NOT_AFTER,
     Answer,
     Cluster,
@@ -23,10 +27,6 @@ from app.ledger.commands import (
     NodeAnswer,
     Snapshot,
 )
-from app.ledger.connection import Arguments, Lost, Reply, Server, exchange, make_pool, refused
-from app.ledger.ids import CALL_TTL_MS, check_ids
-from app.ledger.scripts import load_scripts
-from app.ledger.wire import decode, decode_event, encode
 from app.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -9,7 +9,7 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import get_args
 
-from app.ledger.commands import Command
+from app.protocol.commands import Command
 
 SCHEMA = 1
 """Version of the keys and fields that the scripts write. Raise it with every change that old processes misread."""

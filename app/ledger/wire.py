@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, cast
 
-from app.ledger.commands import (
+from app.protocol.commands import (
     Abort,
     AbortAnswer,
     AbortStatus,

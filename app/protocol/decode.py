@@ -10,7 +10,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
-from app.ledger.commands import (
+from app.protocol import effects as do
+from app.protocol import events as on
+from app.protocol.blocks import blocks_for
+from app.protocol.commands import (
     Activate,
     ActivateAnswer,
     ActivateStatus,
@@ -25,9 +28,6 @@ from app.ledger.commands import (
     ReserveStatus,
     Work,
 )
-from app.protocol import effects as do
-from app.protocol import events as on
-from app.protocol.blocks import blocks_for
 from app.protocol.messages import ACCEPTED, Commit, Grant, PullResult, Refusal, Reply, refused
 from app.protocol.node import Held, Node
 from app.protocol.tables import BlockState, FailureReason

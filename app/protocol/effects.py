@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from app.ledger.commands import Bell, Command, Work
+from app.protocol.commands import Bell, Command, Work
 from app.protocol.messages import Message, Reply
 from app.schemas import KVLocation
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.ledger.commands import Answer
+from app.protocol.commands import Answer
 from app.protocol.messages import Message, Reply
 from app.schemas import FinishReason, KVLocation
 

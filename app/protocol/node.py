@@ -13,7 +13,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from app.ledger.commands import (
+from app.protocol import effects as do
+from app.protocol import events as on
+from app.protocol.blocks import BlockPool
+from app.protocol.commands import (
     Bell,
     Command,
     FailAnswer,
@@ -26,9 +29,6 @@ from app.ledger.commands import (
     HoldingsAnswer,
     ReadStatus,
 )
-from app.protocol import effects as do
-from app.protocol import events as on
-from app.protocol.blocks import BlockPool
 from app.protocol.messages import Message, Refusal, Reply, refused
 from app.protocol.tables import FailureReason
 

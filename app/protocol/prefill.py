@@ -10,7 +10,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from app.ledger.commands import (
+from app.protocol import effects as do
+from app.protocol import events as on
+from app.protocol.blocks import BlockPool, blocks_for
+from app.protocol.commands import (
     Bell,
     Claim,
     ClaimAnswer,
@@ -24,9 +27,6 @@ from app.ledger.commands import (
     HoldingsAnswer,
     Work,
 )
-from app.protocol import effects as do
-from app.protocol import events as on
-from app.protocol.blocks import BlockPool, blocks_for
 from app.protocol.messages import ACCEPTED, Commit, Grant, Message, PullResult, Refusal, Reply, refused
 from app.protocol.node import Held, Node, NodeConfig
 from app.protocol.tables import BlockState, FailureReason

@@ -12,7 +12,9 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from app.ledger.api import Ledger
-from app.ledger.commands import (
+from app.model.chat import ChatTemplate
+from app.model.tokenizer import Tokenizer
+from app.protocol.commands import (
     Activate,
     ActivateStatus,
     Bell,
@@ -28,8 +30,6 @@ from app.ledger.commands import (
     ReserveStatus,
     Work,
 )
-from app.model.chat import ChatTemplate
-from app.model.tokenizer import Tokenizer
 from app.schemas import FinishReason, Gauges, NodeInfo
 from app.settings import Settings, load_settings
 from web.served import ServedModel

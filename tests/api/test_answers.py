@@ -14,7 +14,7 @@ from werkzeug.test import TestResponse
 
 from app.errors import LedgerUnavailable, LedgerUnknown
 from app.ledger.api import Ledger
-from app.ledger.commands import Abort, Admit, Cluster, Deregister, Detach, EmitStatus, Event, Work
+from app.protocol.commands import Abort, Admit, Cluster, Deregister, Detach, EmitStatus, Event, Work
 from tests.api.conftest import MakeRig, Rig, chunks
 from tests.api.support import IM_END, Fail, Send, Step, Wait, ids, say, wait_for
 from tests.api.test_surface import error_of
@@ -190,7 +190,7 @@ def test_an_error_after_the_first_token_is_an_event_without_done(make_rig: MakeR
 
 
 def test_a_request_that_waits_too_long_expires(make_rig: MakeRig) -> None:
-    from app.ledger.commands import Scan
+    from app.protocol.commands import Scan
 
     rig = make_rig(script=None, queue_timeout_s=0.2)
     answers: list[TestResponse] = []

@@ -19,8 +19,8 @@ import openai
 import psutil
 import pytest
 
-from app.ledger.commands import Cluster, Snapshot
 from app.ledger.redis import RedisLedger, connect
+from app.protocol.commands import Cluster, Snapshot
 from app.settings import Settings, load_settings
 from app.valkey import EmbeddedValkey
 from tests.api.conftest import chunks

@@ -194,7 +194,7 @@ class LedgerGate:
 
     def execute(self, command: Any) -> Any:
         from app.errors import LedgerUnavailable
-        from app.ledger.commands import Claim, Heartbeat
+        from app.protocol.commands import Claim, Heartbeat
 
         workers = isinstance(command, Claim) or (isinstance(command, Heartbeat) and "free" in command.gauges.blocks)
         if self.closed and not workers:

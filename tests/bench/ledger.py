@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from app.ledger.commands import (
+from app.ledger.redis import RedisLedger
+from app.protocol.commands import (
     Abort,
     Activate,
     Admit,
@@ -29,7 +30,6 @@ from app.ledger.commands import (
     Snapshot,
     Watcher,
 )
-from app.ledger.redis import RedisLedger
 from app.schemas import NodeInfo, SamplingParams
 from app.valkey import EmbeddedValkey
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from app.ledger.commands import (
+from app.ledger.memory.ends import append, end_attempt, end_request, tell
+from app.ledger.memory.state import CLOSED_TTL_MS, PASSED_OVER_MS, WALK, Lease, Node, Record, Scores, Store, ranked
+from app.protocol.commands import (
     Activate,
     ActivateAnswer,
     ActivateStatus,
@@ -23,8 +25,6 @@ from app.ledger.commands import (
     ReserveStatus,
     Work,
 )
-from app.ledger.memory.ends import append, end_attempt, end_request, tell
-from app.ledger.memory.state import CLOSED_TTL_MS, PASSED_OVER_MS, WALK, Lease, Node, Record, Scores, Store, ranked
 from app.protocol.tables import LeaseState, RequestState, step_lease, step_request
 
 

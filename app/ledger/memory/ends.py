@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 
-from app.ledger.commands import Bell, Event, FailStatus, FailureKind, Watcher
 from app.ledger.memory.state import (
     CLOSED_TTL_MS,
     DEAD,
@@ -15,6 +14,7 @@ from app.ledger.memory.state import (
     Store,
     ranked,
 )
+from app.protocol.commands import Bell, Event, FailStatus, FailureKind, Watcher
 from app.protocol.tables import FailureReason, LeaseState, RequestState, step_lease, step_request
 from app.schemas import FinishReason
 

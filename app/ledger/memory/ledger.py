@@ -8,7 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from app.ledger.api import Ledger
-from app.ledger.commands import (
+from app.ledger.ids import CALL_TTL_MS, check_ids
+from app.ledger.memory import attempts, nodes, requests
+from app.ledger.memory.state import Store
+from app.protocol.commands import (
     EXEMPT_FROM_NOT_AFTER,
     Abort,
     AbortAnswer,
@@ -47,9 +50,6 @@ from app.ledger.commands import (
     Scan,
     Snapshot,
 )
-from app.ledger.ids import CALL_TTL_MS, check_ids
-from app.ledger.memory import attempts, nodes, requests
-from app.ledger.memory.state import Store
 
 _HANDLERS: Mapping[type, Callable[[Store, Any], Answer]] = {
     Admit: requests.admit,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from app.ledger.commands import (
+from app.ledger.memory.ends import QUEUE_TIMEOUT, bury, declare_dead, end_attempt, end_request, remove_node, ring
+from app.ledger.memory.state import PER_KIND, STONE_MS, Node, Store, ranked
+from app.protocol.commands import (
     Cluster,
     ClusterAnswer,
     ClusterLease,
@@ -23,8 +25,6 @@ from app.ledger.commands import (
     Scan,
     ScanAnswer,
 )
-from app.ledger.memory.ends import QUEUE_TIMEOUT, bury, declare_dead, end_attempt, end_request, remove_node, ring
-from app.ledger.memory.state import PER_KIND, STONE_MS, Node, Store, ranked
 from app.protocol.tables import FailureReason, LeaseState, RequestState
 
 _KV_ROLES = ("prefill", "decode")

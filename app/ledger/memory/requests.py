@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from app.ledger.commands import (
+from app.ledger.memory.ends import end_request, unwatch
+from app.ledger.memory.state import RING_MS, STONE_MS, Record, Store
+from app.protocol.commands import (
     Abort,
     AbortAnswer,
     AbortStatus,
@@ -14,8 +16,6 @@ from app.ledger.commands import (
     Snapshot,
     SnapshotAnswer,
 )
-from app.ledger.memory.ends import end_request, unwatch
-from app.ledger.memory.state import RING_MS, STONE_MS, Record, Store
 from app.protocol.tables import RequestState
 
 

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from app.ledger.commands import Event, Limits, Watcher
+from app.protocol.commands import Event, Limits, Watcher
 from app.protocol.tables import IN_PROCESS, LeaseState, RequestState
 from app.schemas import FinishReason, Gauges, NodeInfo, SamplingParams
 

@@ -13,7 +13,9 @@ import pytest
 import redis
 
 from app.ledger.api import Ledger
-from app.ledger.commands import (
+from app.ledger.memory import MemoryLedger
+from app.ledger.redis import RedisLedger
+from app.protocol.commands import (
     Activate,
     ActivateAnswer,
     Admit,
@@ -36,8 +38,6 @@ from app.ledger.commands import (
     SnapshotAnswer,
     Watcher,
 )
-from app.ledger.memory import MemoryLedger
-from app.ledger.redis import RedisLedger
 from app.schemas import NodeInfo, Role, SamplingParams
 from app.valkey import EmbeddedValkey
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.ledger.commands import Abort, ClaimStatus, Drain, FailStatus, FailureKind, ReserveStatus, Scan
+from app.protocol.commands import Abort, ClaimStatus, Drain, FailStatus, FailureKind, ReserveStatus, Scan
 
 
 @pytest.fixture(autouse=True)

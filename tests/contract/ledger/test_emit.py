@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.ledger.commands import Abort, EmitStatus
+from app.protocol.commands import Abort, EmitStatus
 
 
 @pytest.fixture(autouse=True)

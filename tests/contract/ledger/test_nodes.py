@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.ledger.commands import (
+from app.protocol.commands import (
     Bell,
     Cluster,
     Deregister,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.ledger.commands import ActivateStatus, ClaimStatus, Drain, ReserveStatus, Scan
+from app.protocol.commands import ActivateStatus, ClaimStatus, Drain, ReserveStatus, Scan
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.ledger.commands import Bell, Scan
+from app.protocol.commands import Bell, Scan
 
 
 @pytest.fixture(autouse=True)

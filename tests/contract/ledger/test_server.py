@@ -16,7 +16,8 @@ import pytest
 import redis
 
 from app.errors import LedgerForeign, LedgerUnavailable, LedgerUnknown, StartupError
-from app.ledger.commands import (
+from app.ledger.redis import RedisLedger, check_server, connect
+from app.protocol.commands import (
     Abort,
     Admit,
     AdmitStatus,
@@ -35,7 +36,6 @@ from app.ledger.commands import (
     Snapshot,
     Watcher,
 )
-from app.ledger.redis import RedisLedger, check_server, connect
 from app.schemas import Gauges, NodeInfo, SamplingParams
 from app.settings import Settings
 from app.valkey import EmbeddedValkey

@@ -11,7 +11,7 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from app.ledger.commands import (
+from app.protocol.commands import (
     Abort,
     Activate,
     Admit,

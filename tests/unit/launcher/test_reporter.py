@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from app.errors import LedgerUnavailable, LedgerUnknown
 from app.launcher.reporter import ExitReporter
-from app.ledger.commands import Bell, ReportExit, ScanAnswer
+from app.protocol.commands import Bell, ReportExit, ScanAnswer
 
 
 class FlakyLedger:

@@ -14,7 +14,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from app.errors import LedgerUnknown
-from app.ledger.commands import (
+from app.ledger.memory import MemoryLedger
+from app.protocol import effects as do
+from app.protocol import events as on
+from app.protocol.blocks import BlockPool
+from app.protocol.commands import (
     Admit,
     AdmitAnswer,
     Bell,
@@ -27,10 +31,6 @@ from app.ledger.commands import (
     SnapshotAnswer,
     Watcher,
 )
-from app.ledger.memory import MemoryLedger
-from app.protocol import effects as do
-from app.protocol import events as on
-from app.protocol.blocks import BlockPool
 from app.protocol.decode import DecodeNode
 from app.protocol.messages import Message
 from app.protocol.node import NodeConfig

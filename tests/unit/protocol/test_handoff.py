@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from app.ledger.commands import Abort, Activate, Claim, Emit, ReserveNext
 from app.protocol import events as on
+from app.protocol.commands import Abort, Activate, Claim, Emit, ReserveNext
 from app.protocol.messages import Commit, Grant, PullResult
 from tests.unit.protocol.cluster import EOS, Cluster, reference
 

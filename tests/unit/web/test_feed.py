@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import LedgerUnavailable, RequestAborted, RequestExpired, RequestFailed, ServiceUnavailable
-from app.ledger.commands import Event, ReadStatus, Snapshot, SnapshotAnswer
+from app.protocol.commands import Event, ReadStatus, Snapshot, SnapshotAnswer
 from web.events import Mail
 from web.feed import OUTAGE_S, QUIET_S, Ended, Feed
 
