@@ -11,14 +11,14 @@ from celery import shared_task
 
 from app.bells import Bells
 from app.errors import LedgerError
+from app.heartbeat import HeartbeatThread
+from app.ids import draw_id
 from app.ledger import Ledger
 from app.ledger.redis import connect
 from app.protocol.commands import Deregister, Scan
 from app.schemas import Gauges, NodeInfo
 from app.settings import Settings, get_settings
 from workers.crash import end_crashed
-from workers.heartbeat import HeartbeatThread
-from workers.host import draw_id
 
 
 @shared_task(name="control.scan")

@@ -9,9 +9,9 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from app.errors import EngineError
+from app.lane import END, End, take_all
 from app.protocol import effects as do
 from app.protocol import events as on
-from workers.lane import END, End, take_all
 
 if TYPE_CHECKING:
     from workers.engine.engine import Engine

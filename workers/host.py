@@ -23,11 +23,13 @@ import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
-from uuid import uuid4
 
 from app.bells import Bells
 from app.errors import LedgerError, LedgerUnknown
+from app.heartbeat import HeartbeatThread
+from app.ids import draw_id
 from app.kv import KVReader
+from app.lane import END, End, Lane, take_all
 from app.ledger import Ledger
 from app.link import CallOutcome, Link
 from app.protocol import effects as do
@@ -42,8 +44,6 @@ from app.schemas import Gauges, NodeInfo
 from app.settings import Settings
 from workers.crash import end_crashed, end_refused
 from workers.engine_lane import EngineLane
-from workers.heartbeat import HeartbeatThread
-from workers.lane import END, End, Lane, take_all
 from workers.mover import Mover
 
 if TYPE_CHECKING:
@@ -302,11 +302,6 @@ def _machine(
     pool = BlockPool(engine.pool.num_blocks, steps, on_take=engine.pool.bump)
     kind: Callable[..., Machine] = PrefillNode if role == "prefill" else DecodeNode
     return kind(config, pool, draw_id)
-
-
-def draw_id() -> str:
-    """A fresh random id: an incarnation, a fence, a lease id."""
-    return uuid4().hex
 
 
 def _log(effect: do.Log, nodename: str) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import logging
 
 from app.errors import LedgerUnavailable
+from app.ids import draw_id
 from app.ledger.redis import check_server, connect
 from app.model.config import ModelConfig
 from app.model.resolve import resolve_model
 from app.settings import Settings
 from workers.engine import runtime
-from workers.host import KVRole, NodeHost, draw_id
+from workers.host import KVRole, NodeHost
 
 logger = logging.getLogger("baton.node")
 

@@ -1,0 +1,10 @@
+"""Random ids: uids, incarnations, fences, lease ids."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+
+def draw_id() -> str:
+    """A fresh id: 32 hex digits, never a colon (ledger keys are made of ids)."""
+    return uuid4().hex
