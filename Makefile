@@ -1,4 +1,4 @@
-# make install | serve | test | lint | docs | clean
+# make install | serve | test | lint | docs | tidy | clean
 #
 # serve takes options of `baton up`:   make serve ARGS="--prefill 1 --decode 2"
 # test takes options of pytest:        make test ARGS="-k lease"
@@ -21,7 +21,7 @@ ifneq ($(shell cat $(VENV)/.where 2>/dev/null),$(CURDIR))
 endif
 endif
 
-.PHONY: help install install-test serve test lint docs clean
+.PHONY: help install install-test serve test lint docs tidy clean
 
 help:
 	@sed -n '1,4p' Makefile | sed 's/^# \{0,1\}//'
@@ -34,6 +34,8 @@ $(VENV)/.where:
 	  echo "baton: Python 3.11 or newer is needed, and '$(PYTHON)' is not that: make PYTHON=/path/to/python3.11" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 	  echo "baton: '$(PYTHON)' cannot make virtual environments: install its venv package (Debian: python3-venv)" >&2; exit 1; }
+	@$(PYTHON) -c 'import ctypes; ctypes.CDLL("libgomp.so.1")' 2>/dev/null || { \
+	  echo "baton: Paddle needs libgomp.so.1: install that library (Debian: libgomp1)" >&2; exit 1; }
 	@echo "==> $(VENV): a virtual environment of $$($(PYTHON) --version)"
 	@[ ! -e $@ ] || rm -rf $(VENV)
 	@$(PYTHON) -m venv $(VENV)
@@ -67,6 +69,10 @@ lint: $(TESTABLE)
 docs: $(INSTALLED)
 	@$(PY) -m app.docs
 
-clean:
-	@rm -rf $(VENV) *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+# What is installed works without all this.
+tidy:
+	@rm -rf *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis __pycache__
 	@find app web workers tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+clean: tidy
+	@rm -rf $(VENV)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from celery import Celery
 from celery.utils.nodenames import worker_direct
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from app.lane import Lane
 from app.protocol.commands import Bell
 from app.settings import Settings
 
@@ -33,8 +35,15 @@ def broker_options(settings: Settings, socket_timeout_s: float) -> dict[str, Any
     }
 
 
+class Ringer(Protocol):
+    """Rings doorbells; never raises, since a lost bell is rung again by the scan."""
+
+    def ring(self, bell: Bell) -> None: ...
+    def close(self) -> None: ...
+
+
 class Bells:
-    """Rings doorbells. Safe to use from several threads."""
+    """Rings doorbells, and waits for the broker: up to two seconds each. Safe to use from several threads."""
 
     def __init__(self, settings: Settings) -> None:
         self._app = Celery("baton-bells", broker=settings.effective_broker_url, set_as_current=False)
@@ -65,3 +74,32 @@ class Bells:
             )
         except (OperationalError, RedisError, OSError) as error:
             logger.warning("bell lost queue=%s uid=%s attempt=%s: %s", role, uid, attempt, error)
+
+
+class BellLane(Lane[Bell]):
+    """Rings through ``bells`` on a thread of its own, for those who must not wait for the broker.
+
+    A bell that waits already is not put in line again: however long the broker is away, no more wait than there are
+    attempts to ring for.
+    """
+
+    def __init__(self, bells: Ringer, on_crash: Callable[[str, BaseException], None]) -> None:
+        super().__init__("bells", self._ring_all, on_crash)
+        self._bells = bells
+        self._waiting: set[Bell] = set()
+
+    def ring(self, bell: Bell) -> None:
+        """Ring soon. Never blocks."""
+        if bell not in self._waiting:
+            self._waiting.add(bell)
+            self.put(bell)
+
+    def close(self, timeout_s: float = 5.0) -> None:
+        """Ring what waits, end the thread, and give the connections back."""
+        super().close(timeout_s)
+        self._bells.close()
+
+    def _ring_all(self, batch: list[Bell]) -> None:
+        for bell in batch:
+            self._waiting.discard(bell)  # first: whoever rings from now on may have seen something new
+            self._bells.ring(bell)

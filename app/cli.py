@@ -39,7 +39,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=_seconds,
         default=300.0,
         metavar="S",
-        help="Give up when it is not ready so long after the model is there: kernels may be compiled first. (300)",
+        help="Give up when it is not ready so long after the model is there: the ledger may have much to load. (300)",
     )
     _add_settings(up, [name for name in Settings.model_fields if name not in _NO_OPTION])
     status = commands.add_parser("status", help="say whether the cluster serves; exit status 0 only if it does")

@@ -22,9 +22,6 @@
     │   ├── LedgerUnavailable        certainly not applied
     │   ├── LedgerUnknown            may have been applied, or may be later (until ``not_after_ms``)
     │   └── LedgerForeign            the data there is not ours, or newer than we are
-    ├── LinkError                    inside: a message between two nodes
-    │   ├── LinkNotSent              certainly not sent
-    │   └── LinkUnacknowledged       no acknowledgement in time: unknown
     ├── PullError                    a KV pull failed; ``reason`` says how
     ├── EngineError                  a call to the engine was wrong, or a sequence broke it
     └── StartupError                 a process cannot start; one clear line
@@ -161,18 +158,6 @@ class LedgerUnknown(LedgerError):
 
 class LedgerForeign(LedgerError):
     """The ledger's schema is not ours or newer than this process understands."""
-
-
-class LinkError(BatonError):
-    """A message between two nodes did not come through."""
-
-
-class LinkNotSent(LinkError):
-    """The message was certainly not sent."""
-
-
-class LinkUnacknowledged(LinkError):
-    """No acknowledgement before the deadline: the peer may or may not have acted."""
 
 
 class PullError(BatonError):

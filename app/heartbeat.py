@@ -1,4 +1,4 @@
-"""A node's sign of life: a thread of its own, which a busy engine cannot hold up."""
+"""A node's sign of life, the same in every kind of process: a thread of its own, which nothing else can hold up."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ import threading
 import time
 from collections.abc import Callable
 
-from app.bells import Bells
 from app.errors import LedgerError
 from app.ledger import Ledger
-from app.protocol.commands import Heartbeat, NodeStatus, Register, Scan
+from app.protocol.commands import Bell, Heartbeat, NodeStatus, Register, Scan
 from app.schemas import Gauges, NodeInfo
 from app.settings import Settings
 
@@ -20,39 +19,53 @@ _SCAN_OVERDUE_S = 2.0
 """Every node scans when nobody has for so long: beat and control workers may all be dead."""
 
 
-class HeartbeatThread:
-    """Registers the node (for as long as it takes), then beats every ``heartbeat_s``.
+def _nothing() -> None:
+    """What most nodes do at most of these moments."""
 
-    ``on_registered`` and ``on_lost`` run on this thread; ``on_refused(detail)`` when the ledger will not have us.
+
+class HeartbeatThread:
+    """Registers the node (for as long as it takes), then beats every ``heartbeat_s``, and scans if nobody else does.
+
+    A heartbeat is a write: one that was answered lately is the proof that the ledger can be written to.
+
+    Everything given here runs on this thread, so none of it may block: a beat that comes late lets a healthy node be
+    declared dead. ``ring`` takes the bells of a scan; ``after_beat`` runs whenever the ledger has answered, and may
+    raise a LedgerError; ``on_refused(detail)`` each time the ledger will not have us; ``on_lost`` when it does not
+    know us any more (without one the node registers again at once; with one, when ``register`` is called);
+    ``on_ledger_restarted`` when its run id has changed; ``on_crash(thread, error)`` at this thread's unplanned end.
     """
 
     def __init__(
         self,
         settings: Settings,
         ledger: Ledger,
-        bells: Bells,
         node: NodeInfo,
         gauges: Callable[[], Gauges],
         *,
+        ring: Callable[[Bell], None],
         on_crash: Callable[[str, BaseException], None],
-        on_registered: Callable[[], None] = lambda: None,
+        on_registered: Callable[[], None] = _nothing,
         on_lost: Callable[[], None] | None = None,
         on_refused: Callable[[str], None] = lambda detail: None,
-        on_ledger_restarted: Callable[[], None] = lambda: None,
+        on_ledger_restarted: Callable[[], None] = _nothing,
+        after_beat: Callable[[], None] = _nothing,
     ) -> None:
         self._settings = settings
         self._ledger = ledger
-        self._bells = bells
         self._node = node
         self._gauges = gauges
+        self._ring = ring
         self._on_crash = on_crash
         self._on_registered = on_registered
         self._on_lost = on_lost or self.register
         self._on_refused = on_refused
         self._on_ledger_restarted = on_ledger_restarted
+        self._after_beat = after_beat
         self._run_id = ""
         self._wants_registration = True
-        self._registered = False
+        self._registered = threading.Event()
+        self._refusal = ""
+        self._answered_at = float("-inf")
         self._scan_at = 0.0
         self._silent = False
         self._closing = threading.Event()
@@ -67,23 +80,48 @@ class HeartbeatThread:
         self._wants_registration = True
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread. The node stays registered until it deregisters or its heartbeat is too old."""
         self._closing.set()
-        if self._thread.is_alive():
+        if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout=5)
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def registered(self) -> bool:
+        """Whether the ledger knew this node when it last answered."""
+        return self._registered.is_set()
+
+    @property
+    def refusal(self) -> str:
+        """Why the ledger will not have this node; empty if it never said so, or has it now."""
+        return self._refusal
+
+    @property
+    def answered_at(self) -> float:
+        """Monotonic time of the last registration or heartbeat that was taken; minus infinity before the first."""
+        return self._answered_at
+
+    def wait_registered(self, timeout_s: float) -> bool:
+        """Wait for the registration; False if it has not come in time."""
+        return self._registered.wait(timeout_s)
 
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
                 self._try_beat()
                 self._closing.wait(self._settings.heartbeat_s)
-        except BaseException as error:  # noqa: BLE001 - ends the process
+        except BaseException as error:  # noqa: BLE001 - whose process it is decides what follows
             self._on_crash("heartbeat", error)
 
     def _try_beat(self) -> None:
         gauges = self._gauges()
         try:
             self._beat(gauges)
+            self._after_beat()
         except LedgerError as error:
             if not self._silent:
                 logger.warning("ledger does not answer node=%s: %s", self._node.name, error)
@@ -94,34 +132,41 @@ class HeartbeatThread:
         self._silent = False
 
     def _beat(self, gauges: Gauges) -> None:
+        if self._registered.is_set():
+            self._say_alive(gauges)
         if self._wants_registration:
             self._register()
-        if not self._registered:
-            return
+        if self._registered.is_set() and time.monotonic() >= self._scan_at:
+            self._scan_at = time.monotonic() + _SCAN_OVERDUE_S / 2
+            for bell in self._ledger.execute(Scan(min_age_ms=round(1000 * _SCAN_OVERDUE_S))).bells:
+                self._ring(bell)
+
+    def _say_alive(self, gauges: Gauges) -> None:
         answer = self._ledger.execute(Heartbeat(self._node.incarnation, gauges))
         if answer.status is NodeStatus.UNKNOWN:
             logger.warning("no longer registered node=%s: letting go of everything", self._node.name)
-            self._registered = False
+            self._registered.clear()
             self._on_lost()
             return
+        self._answered_at = time.monotonic()
         if answer.run_id != self._run_id:
             self._run_id = answer.run_id
             self._on_ledger_restarted()
-        if time.monotonic() >= self._scan_at:
-            self._scan_at = time.monotonic() + _SCAN_OVERDUE_S / 2
-            for bell in self._ledger.execute(Scan(min_age_ms=round(1000 * _SCAN_OVERDUE_S))).bells:
-                self._bells.ring(bell)
 
     def _register(self) -> None:
         answer = self._ledger.execute(Register(self._node, round(1000 * self._settings.node_ttl_s)))
         if answer.status is not NodeStatus.OK:
-            logger.error("registration refused node=%s: %s", self._node.name, answer.detail)
+            if answer.detail != self._refusal:
+                logger.error("registration refused node=%s: %s", self._node.name, answer.detail)
+            self._refusal = answer.detail
             self._on_refused(answer.detail)
             return
         logger.info(
             "registered node=%s role=%s incarnation=%s", self._node.name, self._node.role, self._node.incarnation
         )
         self._wants_registration = False
-        self._registered = True
+        self._refusal = ""
         self._run_id = answer.run_id
+        self._answered_at = time.monotonic()
+        self._registered.set()
         self._on_registered()

@@ -1,4 +1,4 @@
-"""Random ids: uids, incarnations, fences, lease ids."""
+"""Random ids: uids, incarnations, fences, lease ids, connections; request ids where the client gave none."""
 
 from __future__ import annotations
 

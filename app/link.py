@@ -12,7 +12,6 @@ One thread owns all sockets. Wire format: JSON in one frame. No pickle.
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 import time
 from collections import deque
@@ -21,10 +20,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import zmq
-from pydantic import ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
 from app.errors import StartupError
-from app.protocol.messages import MESSAGES, Message, Refusal, Reply, refused
+from app.protocol.messages import MESSAGES, Id, Message, Refusal, Reply, refused
+from app.schemas import Frozen
 
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 _HIGH_WATER = 1024
@@ -38,6 +38,24 @@ _LOST = (
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 )
 """What a connection's monitor says when it is gone. It never comes back: RECONNECT_IVL is -1."""
+
+
+class Envelope(Frozen):
+    """A call on the wire. ``deadline`` is monotonic time, which compares only within one ``boot`` of one host."""
+
+    number: int = Field(ge=1)
+    to: Id
+    sender: Id
+    boot: str
+    deadline: float = Field(allow_inf_nan=False)
+    message: JsonValue
+
+
+class Answer(Frozen):
+    """The reply to call ``number`` on the wire."""
+
+    number: int
+    reply: Reply
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +95,23 @@ class Link:
     ``on_call(call_id, message)`` runs on the link's thread for each incoming call and must not block; somebody
     answers it later with ``reply(call_id, …)``, from any thread.
 
+    ``on_crash(name, error)`` runs on it when it dies of an exception; calls end as not sent from then on.
+
     Raises StartupError when no port can be taken on ``host``.
     """
 
-    def __init__(self, incarnation: str, host: str, on_call: Callable[[str, Message], None]) -> None:
+    name = "link"
+
+    def __init__(
+        self,
+        incarnation: str,
+        host: str,
+        on_call: Callable[[str, Message], None],
+        on_crash: Callable[[str, BaseException], None],
+    ) -> None:
         self.incarnation = incarnation
         self._on_call = on_call
+        self._on_crash = on_crash
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._router = self._context.socket(zmq.ROUTER)
         self._tune(self._router)
@@ -96,8 +125,9 @@ class Link:
         self._numbers = itertools.count(1)
         self._peers: dict[tuple[str, str], _Peer] = {}
         self._answering: dict[str, tuple[list[bytes], int]] = {}
-        self._todo: deque[Callable[[], None]] = deque()
+        self._todo: deque[_Call | Callable[[], None]] = deque()
         self._closing = threading.Event()
+        self._ended = threading.Event()
         self._wake_in, self._wake_out = self._wake_pair()
         self._thread = threading.Thread(target=self._run, name="link", daemon=True)
         self._thread.start()
@@ -116,16 +146,15 @@ class Link:
         ``timeout_s`` plus scheduling."""
         number = next(self._numbers)
         deadline = time.monotonic() + timeout_s
-        envelope = {
-            "n": number,
-            "to": incarnation,
-            "from": self.incarnation,
-            "boot": self._boot,
-            "deadline": deadline,
-            "message": message.model_dump(),
-        }
-        call = _Call(number, address, incarnation, json.dumps(envelope).encode(), deadline, done)
-        self._do(lambda: self._start(call))
+        envelope = Envelope(
+            number=number,
+            to=incarnation,
+            sender=self.incarnation,
+            boot=self._boot,
+            deadline=deadline,
+            message=message.model_dump(mode="json"),
+        )
+        self._do(_Call(number, address, incarnation, envelope.model_dump_json().encode(), deadline, done))
 
     def reply(self, call_id: str, reply: Reply) -> None:
         """Answer an incoming call. Unknown or answered ids are ignored: that caller has given up."""
@@ -146,28 +175,34 @@ class Link:
     # on the link's thread
 
     def _run(self) -> None:
+        try:
+            self._serve()
+        except BaseException as error:  # noqa: BLE001 - ends the process
+            self._on_crash(self.name, error)
+        finally:
+            self._end_all()
+
+    def _serve(self) -> None:
         poller = zmq.Poller()
         poller.register(self._router, zmq.POLLIN)
         poller.register(self._wake_out, zmq.POLLIN)
-        try:
-            while not self._closing.is_set():
-                self._poll_peers(poller)
-                ready = dict(poller.poll(self._wait_ms()))
-                if self._wake_out in ready:
-                    self._drain_wakes()
-                while self._todo:
-                    self._todo.popleft()()
-                if self._router in ready:
-                    self._read_calls()
-                for key, peer in list(self._peers.items()):
-                    if peer.socket in ready:
-                        self._serve_peer(peer)
-                    if peer.monitor in ready:
-                        self._drop_peer(key, peer, "connection lost")
-                    else:
-                        self._expire(key, peer)
-        finally:
-            self._end_all()
+        while not self._closing.is_set():
+            self._poll_peers(poller)
+            ready = dict(poller.poll(self._wait_ms()))
+            if self._wake_out in ready:
+                self._drain_wakes()
+            while self._todo:
+                todo = self._todo.popleft()
+                self._start(todo) if isinstance(todo, _Call) else todo()
+            if self._router in ready:
+                self._read_calls()
+            for key, peer in list(self._peers.items()):
+                if peer.socket in ready:
+                    self._serve_peer(peer)
+                if peer.monitor in ready:
+                    self._drop_peer(key, peer, "connection lost")
+                else:
+                    self._expire(key, peer)
 
     def _poll_peers(self, poller: zmq.Poller) -> None:
         for socket, _ in list(poller.sockets):
@@ -224,13 +259,12 @@ class Link:
             except zmq.Again:
                 return
             try:
-                answer = json.loads(frame)
-                call = peer.open.pop(answer["n"], None)
-                reply = Reply.model_validate(answer["reply"])
-            except (ValueError, KeyError, TypeError):
+                answer = Answer.model_validate_json(frame)
+            except ValidationError:
                 continue  # not an answer: the call it might have been for runs into its deadline
+            call = peer.open.pop(answer.number, None)
             if call is not None:
-                call.done(CallOutcome(reply))
+                call.done(CallOutcome(answer.reply))
 
     def _send_waiting(self, peer: _Peer) -> None:
         while peer.waiting:
@@ -266,33 +300,31 @@ class Link:
                 frames = self._router.recv_multipart(zmq.NOBLOCK)
             except zmq.Again:
                 return
-            route, frame = frames[:-1], frames[-1]
-            number = 0
-            try:
-                envelope = json.loads(frame)
-                number = int(envelope["n"])
-                refusal = self._refusal(envelope)
-                if refusal is None:
-                    message = MESSAGES.validate_python(envelope["message"], strict=False)
-            except (ValidationError, ValueError, KeyError, TypeError) as error:
-                refusal = refused(Refusal.MALFORMED, f"{type(error).__name__}: {error}"[:200])
-            if refusal is not None:
-                self._send(route, number, refusal)
-                continue
-            call_id = f"{envelope['from']}:{number}"
-            self._answering[call_id] = (route, number)
-            self._on_call(call_id, message)
+            self._read_call(frames[:-1], frames[-1])
 
-    def _refusal(self, envelope: dict[str, object]) -> Reply | None:
-        if envelope["to"] != self.incarnation:
-            return refused(Refusal.INCARNATION, f"this is {self.incarnation}")
-        # Monotonic clocks compare only within one boot of one host; across hosts the fence decides.
-        deadline = envelope["deadline"]
-        if not isinstance(deadline, int | float):
-            raise TypeError("deadline is no number")
-        if envelope["boot"] == self._boot and deadline < time.monotonic():
-            return refused(Refusal.EXPIRED)
-        return None
+    def _read_call(self, route: list[bytes], frame: bytes) -> None:
+        """Anybody can send anything here: what is not a call at all gets no answer, the rest is refused by name."""
+        try:
+            envelope = Envelope.model_validate_json(frame)
+        except ValidationError:
+            return
+        refusal, message = self._check(envelope)
+        if message is None:
+            self._send(route, envelope.number, refusal)
+            return
+        call_id = f"{envelope.sender}:{envelope.number}"
+        self._answering[call_id] = (route, envelope.number)
+        self._on_call(call_id, message)
+
+    def _check(self, envelope: Envelope) -> tuple[Reply, Message | None]:
+        if envelope.to != self.incarnation:
+            return refused(Refusal.INCARNATION, f"this is {self.incarnation}"), None
+        if envelope.boot == self._boot and envelope.deadline < time.monotonic():  # else the fence decides
+            return refused(Refusal.EXPIRED), None
+        try:
+            return refused(Refusal.NONE), MESSAGES.validate_python(envelope.message)
+        except ValidationError as error:
+            return refused(Refusal.MALFORMED, str(error.errors(include_url=False)[0])[:200]), None
 
     def _send_reply(self, call_id: str, reply: Reply) -> None:
         waiting = self._answering.pop(call_id, None)
@@ -300,7 +332,7 @@ class Link:
             self._send(*waiting, reply)
 
     def _send(self, route: list[bytes], number: int, reply: Reply) -> None:
-        frame = json.dumps({"n": number, "reply": reply.model_dump()}).encode()
+        frame = Answer(number=number, reply=reply).model_dump_json().encode()
         try:
             self._router.send_multipart([*route, frame], zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -308,8 +340,11 @@ class Link:
 
     # plumbing
 
-    def _do(self, what: Callable[[], None]) -> None:
+    def _do(self, what: _Call | Callable[[], None]) -> None:
         self._todo.append(what)
+        if self._ended.is_set():
+            self._refuse_todo()
+            return
         with self._wake_lock:
             try:
                 self._wake_in.send(b"", zmq.NOBLOCK)
@@ -347,6 +382,18 @@ class Link:
             self._drop_peer(key, peer, "this node is closing")
         with self._wake_lock:
             self._context.destroy(linger=0)
+        self._ended.set()
+        self._refuse_todo()
+
+    def _refuse_todo(self) -> None:
+        """Calls that came after the end were certainly not sent."""
+        while self._todo:
+            try:
+                todo = self._todo.popleft()
+            except IndexError:
+                return  # another thread was faster
+            if isinstance(todo, _Call):
+                todo.done(CallOutcome(None, not_sent=True, detail="this node's link has ended"))
 
 
 def _boot_id() -> str:

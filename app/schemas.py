@@ -42,6 +42,8 @@ class NodeInfo(Frozen):
     host: str
     address: str = ""
     """ZMQ endpoint on which this node answers calls; empty for web and control."""
+    model: str = ""
+    """Fingerprint of weights, config and tokenizer; empty for control. Nodes that read or make tokens must agree."""
     layout: str = ""
     """Fingerprint of model and KV layout. Nodes that hold KV must agree on it."""
     num_blocks: int = 0

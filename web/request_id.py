@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-import uuid
 
 from flask import Flask, Response, g, request
 
 from app.errors import InvalidRequest
+from app.ids import draw_id
 
 HEADER = "X-Request-Id"
 _PATTERN = re.compile(r"[A-Za-z0-9._:-]{1,128}")
@@ -16,7 +16,7 @@ _PATTERN = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 def current() -> str:
     """Id of the request that this thread answers. Drawn on first use if the header has not been looked at."""
     if "request_id" not in g:
-        g.request_id = uuid.uuid4().hex
+        g.request_id = draw_id()
     return str(g.request_id)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from flask import Blueprint, Response, jsonify
 
 from app.errors import InvalidRequest, RequestNotFound
-from app.protocol.commands import Abort, ReadStatus, Snapshot, SnapshotAnswer
+from app.protocol.commands import PHASES, Abort, ReadStatus, Snapshot, SnapshotAnswer
 from web import request_id
 from web.logs import log_event
 from web.services import services
@@ -55,5 +55,5 @@ def _describe(record: SnapshotAnswer) -> dict[str, Any]:
         "finish_reason": record.finish_reason,
         "error": error,
         "nodes": {"prefill": record.prefill_node or None, "decode": record.decode_node or None},
-        "timeline": dict(record.timeline),
+        "timeline": {phase: record.timeline[phase] for phase in PHASES if phase in record.timeline},
     }

@@ -8,6 +8,7 @@ from typing import Any
 
 from app.model.chat import ChatTemplate
 from app.model.folder import ModelFolder
+from app.model.limits import LengthLimits
 from app.model.resolve import resolve_model
 from app.model.tokenizer import Tokenizer
 from app.settings import Settings
@@ -19,11 +20,10 @@ class ServedModel:
     """One model under the name that the API answers to."""
 
     name: str
+    fingerprint: str
+    """Of weights, config and tokenizer: nodes with another one would make other tokens of the same text."""
     vocab_size: int
-    max_model_len_tokens: int
-    """Prompt and answer together at most."""
-    pool_tokens: int
-    """What one node's KV pool holds: a longer request could never be placed."""
+    limits: LengthLimits
     longest_token_bytes: int
     """No token stands for more text than this."""
     tokenizer: Tokenizer
@@ -32,22 +32,16 @@ class ServedModel:
 
     @classmethod
     def from_folder(cls, folder: ModelFolder, settings: Settings) -> ServedModel:
-        positions = folder.config.max_position_embeddings
         tokenizer = folder.tokenizer()
         return cls(
             name=settings.served_model_name or folder.name,
+            fingerprint=folder.fingerprint,
             vocab_size=folder.config.vocab_size,
-            max_model_len_tokens=min(settings.max_model_len_tokens or positions, positions),
-            pool_tokens=settings.num_blocks * settings.block_size_tokens,
+            limits=LengthLimits.of(settings, folder.config),
             longest_token_bytes=max(len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)),
             tokenizer=tokenizer,
             chat=folder.chat(),
         )
-
-    @property
-    def limit_tokens(self) -> int:
-        """The smaller of the two limits."""
-        return min(self.max_model_len_tokens, self.pool_tokens)
 
     def describe(self) -> dict[str, Any]:
         """This model as ``/v1/models`` shows it; ``max_model_len`` as vLLM names it."""
@@ -56,7 +50,7 @@ class ServedModel:
             "object": "model",
             "created": self.created,
             "owned_by": "baton",
-            "max_model_len": self.limit_tokens,
+            "max_model_len": self.limits.tokens,
         }
 
 

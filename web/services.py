@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from typing import Protocol, cast
+from typing import cast
 
 from flask import current_app
 
+from app.bells import BellLane
 from app.ledger.api import Ledger
-from app.protocol.commands import Bell
 from app.settings import Settings
 from web.node import WebNode
 from web.process import Process
@@ -18,18 +18,11 @@ from web.served import ServedModel
 KEY = "baton"
 
 
-class Ringer(Protocol):
-    """Rings doorbells; ``app.bells.Bells`` in production. Never raises: a lost bell is rung again by the scan."""
-
-    def ring(self, bell: Bell) -> None: ...
-    def close(self) -> None: ...
-
-
 @dataclass(frozen=True)
 class Services:
     settings: Settings
     ledger: Ledger
-    bells: Ringer
+    bells: BellLane
     model: ServedModel
     node: WebNode
     process: Process
@@ -39,7 +32,6 @@ class Services:
     def close(self) -> None:
         """End the threads and give the connections back."""
         self.node.stop()
-        self.bells.close()
         self.ledger.close()
 
 

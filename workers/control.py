@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
-from functools import cache, partial
+from functools import partial
 
 from celery import shared_task
 
-from app.bells import Bells
+from app.bells import BellLane, Bells
 from app.errors import LedgerError
 from app.heartbeat import HeartbeatThread
 from app.ids import draw_id
@@ -17,8 +17,11 @@ from app.ledger import Ledger
 from app.ledger.redis import connect
 from app.protocol.commands import Deregister, Scan
 from app.schemas import Gauges, NodeInfo
-from app.settings import Settings, get_settings
+from app.settings import Settings
 from workers.crash import end_crashed
+
+_hosts: list[ControlHost] = []
+"""This process's host while it takes tasks: one, or none."""
 
 
 @shared_task(name="control.scan")
@@ -27,16 +30,7 @@ def scan() -> str:
 
     Two at once, or none for a while, are harmless: the script is idempotent, and every node scans when nobody does.
     """
-    settings = get_settings()
-    try:
-        answer = _ledger().execute(Scan(min_age_ms=round(500 * settings.scan_s)))
-    except LedgerError as error:
-        return f"no answer: {error}"
-    for bell in answer.bells:
-        _bells().ring(bell)
-    if not answer.ran:
-        return "not due"
-    return f"bells={len(answer.bells)} expired={len(answer.expired)} recovered={len(answer.recovered)}"
+    return _hosts[0].scan() if _hosts else "this worker is no control worker, or is stopping"
 
 
 class ControlHost:
@@ -44,8 +38,10 @@ class ControlHost:
 
     wants_bells = True
 
-    def __init__(self, settings: Settings, nodename: str) -> None:
-        self._ledger = connect(settings)
+    def __init__(self, settings: Settings, nodename: str, ledger: Ledger, bells: BellLane) -> None:
+        self._ledger = ledger
+        self._bells = bells
+        self._scan_min_age_ms = round(500 * settings.scan_s)
         self._node = NodeInfo(
             incarnation=settings.incarnation or draw_id(),
             role="control",
@@ -53,16 +49,29 @@ class ControlHost:
             pid=os.getpid(),
             host=socket.gethostname(),
         )
-        self._bells = Bells(settings)
         self._heartbeat = HeartbeatThread(
-            settings, self._ledger, self._bells, self._node, Gauges, on_crash=partial(end_crashed, nodename)
+            settings, ledger, self._node, Gauges, ring=bells.ring, on_crash=partial(end_crashed, nodename)
         )
 
     def start(self) -> None:
-        """Start the heartbeats."""
+        """Start the heartbeats; from now on scans run here."""
+        self._bells.start()
         self._heartbeat.start()
+        _hosts.append(self)
 
-    def ring(self, bell_id: str, uid: str, attempt: int, done: Callable[[str], None]) -> None:
+    def scan(self) -> str:
+        """Scan, and ring for what was found; answers what that was."""
+        try:
+            answer = self._ledger.execute(Scan(min_age_ms=self._scan_min_age_ms))
+        except LedgerError as error:
+            return f"no answer: {error}"
+        for bell in answer.bells:
+            self._bells.ring(bell)
+        if not answer.ran:
+            return "not due"
+        return f"bells={len(answer.bells)} expired={len(answer.expired)} recovered={len(answer.recovered)}"
+
+    def ring(self, uid: str, attempt: int, done: Callable[[str], None]) -> None:
         """A bell on the control queue has no meaning."""
         done("control workers take no bells")
 
@@ -77,6 +86,8 @@ class ControlHost:
 
     def close(self) -> None:
         """Give the connections back."""
+        if self in _hosts:
+            _hosts.remove(self)
         self._heartbeat.close()
         self._bells.close()
         self._ledger.close()
@@ -84,14 +95,5 @@ class ControlHost:
 
 def make_host(settings: Settings, nodename: str) -> ControlHost:
     """The host of a control worker."""
-    return ControlHost(settings, nodename)
-
-
-@cache
-def _ledger() -> Ledger:
-    return connect(get_settings())
-
-
-@cache
-def _bells() -> Bells:
-    return Bells(get_settings())
+    bells = BellLane(Bells(settings), partial(end_crashed, nodename))
+    return ControlHost(settings, nodename, connect(settings), bells)

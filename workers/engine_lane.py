@@ -22,7 +22,11 @@ class EngineLane:
     """Owns the engine. ``entered_at`` is the monotonic time at which the running step began, 0 between steps."""
 
     def __init__(
-        self, engine: Engine, post: Callable[[on.Event], None], on_crash: Callable[[str, BaseException], None]
+        self,
+        engine: Engine,
+        post: Callable[[on.Event], None],
+        on_crash: Callable[[str, BaseException], None],
+        stall_s: float,
     ) -> None:
         self.name = "engine"
         self.entered_at = 0.0
@@ -30,6 +34,7 @@ class EngineLane:
         self._spent_s: dict[str, float] = {}
         self._post = post
         self._on_crash = on_crash
+        self._stall_s = stall_s
         self._inbox: SimpleQueue[do.Start | do.Stop | Callable[[], None] | End] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
@@ -42,7 +47,11 @@ class EngineLane:
         self._inbox.put(job)
 
     def between_steps(self, what: Callable[[], None]) -> None:
-        """Run ``what`` on the engine's thread, between two steps; returns when it is done."""
+        """Run ``what`` on the engine's thread, between two steps; returns when it is done.
+
+        Raises:
+            TimeoutError: the engine did not come to it within ``stall_s``.
+        """
         done = threading.Event()
 
         def run() -> None:
@@ -50,7 +59,8 @@ class EngineLane:
             done.set()
 
         self._inbox.put(run)
-        done.wait()
+        if not done.wait(self._stall_s):
+            raise TimeoutError(f"the engine has done nothing else for {self._stall_s:.0f} s")
 
     def close(self, timeout_s: float = 5.0) -> None:
         """End the thread after the running step."""
@@ -68,7 +78,9 @@ class EngineLane:
             while more:
                 jobs, more = take_all(self._inbox, 0 if self._engine.has_work else None)
                 for job in jobs:
+                    self.entered_at = time.monotonic()
                     self._do(job)
+                self.entered_at = 0.0
                 if more and self._engine.has_work:
                     self._step()
         except BaseException as error:  # noqa: BLE001 - ends the process

@@ -24,8 +24,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
-from app.bells import Bells
-from app.errors import LedgerError, LedgerUnknown
+from app.bells import BellLane, Bells
+from app.errors import LedgerError
 from app.heartbeat import HeartbeatThread
 from app.ids import draw_id
 from app.kv import KVReader
@@ -35,7 +35,7 @@ from app.link import CallOutcome, Link
 from app.protocol import effects as do
 from app.protocol import events as on
 from app.protocol.blocks import BlockPool
-from app.protocol.commands import Bell, Deregister
+from app.protocol.commands import Bell, Deregister, Drain, NodeStatus
 from app.protocol.decode import DecodeNode
 from app.protocol.node import NodeConfig
 from app.protocol.prefill import PrefillNode
@@ -58,29 +58,45 @@ Machine = PrefillNode | DecodeNode
 
 
 class NodeHost:
-    """Runs one prefill or decode node. ``nodename`` is the Celery name of the worker, e.g. ``prefill1@host``."""
+    """Runs one prefill or decode node. ``nodename`` is the Celery name of the worker, e.g. ``prefill1@host``.
+
+    ``on_room`` is called on the node's thread when ``wants_bells`` has become true.
+    """
 
     def __init__(
-        self, settings: Settings, role: KVRole, nodename: str, engine: Engine, incarnation: str, ledger: Ledger
+        self,
+        settings: Settings,
+        role: KVRole,
+        nodename: str,
+        engine: Engine,
+        incarnation: str,
+        ledger: Ledger,
+        on_room: Callable[[], None],
     ) -> None:
         self._nodename = nodename
         self._role = role
         self._ledger = ledger
-        self._bells = Bells(settings)
         self._engine = engine
         self._events: SimpleQueue[on.Event | End] = SimpleQueue()
         self._ringing: dict[str, Callable[[str], None]] = {}
         self._link = Link(
-            incarnation, settings.link_host, lambda call_id, message: self._post(on.Called(call_id, message))
+            incarnation,
+            settings.link_host,
+            lambda call_id, message: self._post(on.Called(call_id, message)),
+            self._crashed,
         )
         self._machine = _machine(settings, role, nodename, engine, incarnation, self._link.address)
         self._gauges = Gauges()
+        self._idle = True
+        self.wants_bells = False
+        """Whether this node has room for another piece of work."""
+        self._on_room = on_room
         self._transport = KVReader()
-        self._engine_lane = EngineLane(engine, self._post, self._crashed)
+        self._engine_lane = EngineLane(engine, self._post, self._crashed, settings.engine_stall_s)
         self._mover = Mover(engine, self._transport, self._engine_lane.between_steps)
         self._mover_lane: Lane[do.Seal | do.Pull] = Lane("mover", self._move, self._crashed)
         self._ledger_lane: Lane[do.Ask] = Lane("ledger", self._ask, self._crashed)
-        self._bell_lane: Lane[Bell | None] = Lane("bells", self._ring, self._crashed)
+        self._bells = BellLane(NodeBells(Bells(settings), nodename), self._crashed)
         node = NodeInfo(
             incarnation=incarnation,
             role=role,
@@ -88,6 +104,7 @@ class NodeHost:
             pid=os.getpid(),
             host=socket.gethostname(),
             address=self._link.address,
+            model=engine.folder.fingerprint,
             layout=engine.layout,
             num_blocks=engine.pool.num_blocks,
             block_size_tokens=engine.block_size_tokens,
@@ -96,14 +113,15 @@ class NodeHost:
         self._heartbeat = HeartbeatThread(
             settings,
             ledger,
-            self._bells,
             node,
             self._vital_signs,
+            ring=self._bells.ring,
             on_crash=self._crashed,
             on_registered=self._registered,
             on_lost=lambda: self._post(on.RegistrationLost()),
             on_refused=self._refused,
             on_ledger_restarted=lambda: self._post(on.LedgerRestarted()),
+            after_beat=self._transport.forget_gone,
         )
         self._thread = threading.Thread(target=self._run, name="node", daemon=True)
         self._stall_s = settings.engine_stall_s
@@ -116,35 +134,40 @@ class NodeHost:
 
     def start(self) -> None:
         """Start every lane. Bells are taken from now on; work comes once the node is registered."""
-        for lane in (self._mover_lane, self._ledger_lane, self._bell_lane):
+        for lane in (self._mover_lane, self._ledger_lane, self._bells):
             lane.start()
         self._engine_lane.start()
         self._thread.start()
         self._heartbeat.start()
 
-    def ring(self, bell_id: str, uid: str, attempt: int, done: Callable[[str], None]) -> None:
+    def ring(self, uid: str, attempt: int, done: Callable[[str], None]) -> None:
         """A bell came in. ``done(outcome)`` runs once, when the work it brought has left this node."""
+        bell_id = draw_id()  # a bell of its own, even when the broker delivers one message twice
         self._ringing[bell_id] = done
+        self.wants_bells = False  # until the node has looked at this one
         self._post(on.BellRang(bell_id, uid, attempt))
-
-    @property
-    def wants_bells(self) -> bool:
-        """Whether this node has room for another piece of work."""
-        return self._machine.wants_bells
 
     def drain(self, timeout_s: float) -> bool:
         """Finish or hand back what is here, then leave the registry. True when everything went in time."""
         self._post(on.DrainAsked())
+        self._say(Drain(self._node.incarnation))
         in_time = self._wait_idle(timeout_s)
         if not in_time:
             self._post(on.HandBackAsked())
             in_time = self._wait_idle(_LAST_WORDS_S)
         self._heartbeat.close()
-        try:
-            self._ledger.execute(Deregister(self._node.incarnation))
-        except LedgerError as error:
-            logger.warning("could not deregister node=%s: %s", self._nodename, error)
+        self._say(Deregister(self._node.incarnation))
         return in_time
+
+    def _say(self, command: Drain | Deregister) -> None:
+        """Tell the ledger something that others would find out by themselves, later."""
+        try:
+            answer = self._ledger.execute(command)
+        except LedgerError as error:
+            logger.warning("no answer to %s node=%s: %s", command.name, self._nodename, error)
+            return
+        if answer.status is NodeStatus.REFUSED:
+            logger.warning("%s refused node=%s: %s", command.name, self._nodename, answer.detail)
 
     def close(self) -> None:
         """End every lane and give everything back."""
@@ -153,11 +176,10 @@ class NodeHost:
         self._events.put(END)
         self._thread.join(timeout=5)
         self._engine_lane.close()
-        for lane in (self._mover_lane, self._ledger_lane, self._bell_lane):
+        for lane in (self._mover_lane, self._ledger_lane, self._bells):
             lane.close()
         self._link.close()
         self._transport.close()
-        self._bells.close()
         self._ledger.close()
         self._engine.close()
 
@@ -189,24 +211,30 @@ class NodeHost:
             running=counts["running"],
             waiting=counts["waiting"],
         )
-        if self._machine.idle:
+        had_room, self.wants_bells = self.wants_bells, self._machine.wants_bells
+        if self.wants_bells and not had_room:
+            self._on_room()
+        was_idle, self._idle = self._idle, self._machine.idle
+        if self._idle and not was_idle:
             self._machine.audit()  # finds a lost block at the first quiet moment
-            with self._changed:
-                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
 
     def _vital_signs(self) -> Gauges:
         """What the next heartbeat tells. A lane that is dead or stuck ends the process: it would hang requests in
         silence while heartbeats go on."""
-        for lane in (self._engine_lane, self._mover_lane, self._ledger_lane, self._bell_lane):
+        for lane in (self._engine_lane, self._mover_lane, self._ledger_lane, self._bells):
             entered_at = lane.entered_at
             stuck_s = time.monotonic() - entered_at if entered_at else 0.0
             if stuck_s > self._stall_s or not lane.alive:
                 self._crashed(lane.name, TimeoutError(f"no progress for {stuck_s:.0f} s"))
+        if not (self._link.alive and self._thread.is_alive()):
+            self._crashed("link or node", RuntimeError("its thread is gone"))
         return self._gauges
 
     def _wait_idle(self, timeout_s: float) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: self._machine.draining and self._machine.idle, timeout_s)
+            return self._changed.wait_for(lambda: self._gauges.health == "draining" and self._idle, timeout_s)
 
     def _perform(self, effects: list[do.Effect]) -> None:
         for effect in effects:
@@ -222,9 +250,9 @@ class NodeHost:
                 case do.ReplyTo():
                     self._link.reply(effect.call_id, effect.reply)
                 case do.Ring():
-                    self._bell_lane.put(effect.bell)
+                    self._bells.ring(effect.bell)
                 case do.RingSelf():
-                    self._bell_lane.put(None)
+                    self._bells.ring(Bell(self._role, "", 0))
                 case do.BellDone():
                     self._ringing.pop(effect.bell_id)(effect.outcome)
                 case do.Register():
@@ -234,34 +262,25 @@ class NodeHost:
 
     def _call(self, call: do.Call) -> None:
         def done(outcome: CallOutcome) -> None:
-            self._post(on.CallEnded(call.tag, outcome.reply, outcome.not_sent, outcome.detail))
+            detail = f"not sent: {outcome.detail}" if outcome.not_sent else outcome.detail
+            self._post(on.CallEnded(call.tag, outcome.reply, detail))
 
         self._link.call(call.address, call.incarnation, call.message, call.timeout_s, done)
 
     # the other lanes
 
     def _ask(self, questions: list[do.Ask]) -> None:
-        """All questions that wait, in one round trip. Without an answer nobody knows: each is asked again."""
-        try:
-            answers = self._ledger.execute_many([question.command for question in questions])
-        except LedgerError as error:
-            unknown = isinstance(error, LedgerUnknown)
-            for question in questions:
-                self._post(on.AskFailed(question.tag, unknown, str(error)))
-            return
+        """All questions that wait, in one round trip; each is answered, or not, for itself."""
+        answers = self._ledger.execute_many([question.command for question in questions])
         for question, answer in zip(questions, answers, strict=True):
-            self._post(on.Answered(question.tag, answer))
+            if isinstance(answer, LedgerError):
+                self._post(on.AskFailed(question.tag, str(answer)))
+            else:
+                self._post(on.Answered(question.tag, answer))
 
     def _move(self, jobs: list[do.Seal | do.Pull]) -> None:
         for job in jobs:
             self._post(self._mover.seal(job) if isinstance(job, do.Seal) else self._mover.pull(job))
-
-    def _ring(self, bells: list[Bell | None]) -> None:
-        for bell in bells:
-            if bell is None:
-                self._bells.ring_node(self._role, self._nodename)
-            else:
-                self._bells.ring(bell)
 
     # ends that nobody wants
 
@@ -280,6 +299,25 @@ class NodeHost:
         if now - self._refused_since < self._refused_for_s:
             return
         end_refused(self._nodename, detail)
+
+
+class NodeBells:
+    """Rings for a node: a bell without a uid is for itself, on its direct queue."""
+
+    def __init__(self, bells: Bells, nodename: str) -> None:
+        self._bells = bells
+        self._nodename = nodename
+
+    def ring(self, bell: Bell) -> None:
+        """Ring now; may wait for the broker."""
+        if bell.uid:
+            self._bells.ring(bell)
+        else:
+            self._bells.ring_node(bell.queue, self._nodename)
+
+    def close(self) -> None:
+        """Give the connections back."""
+        self._bells.close()
 
 
 def _machine(

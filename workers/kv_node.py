@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 
 from app.errors import LedgerUnavailable
 from app.ids import draw_id
 from app.ledger.redis import check_server, connect
-from app.model.config import ModelConfig
+from app.model.limits import LengthLimits
 from app.model.resolve import resolve_model
 from app.settings import Settings
 from workers.engine import runtime
@@ -16,8 +17,8 @@ from workers.host import KVRole, NodeHost
 logger = logging.getLogger("baton.node")
 
 
-def make_host(settings: Settings, role: KVRole, nodename: str) -> NodeHost:
-    """Load the model and make the node.
+def make_host(settings: Settings, role: KVRole, nodename: str, on_room: Callable[[], None]) -> NodeHost:
+    """Load the model and make the node. See ``NodeHost`` for ``on_room``.
 
     Raises:
         StartupError: one line that says what is wrong: model, memory, ledger server, device.
@@ -39,15 +40,8 @@ def make_host(settings: Settings, role: KVRole, nodename: str) -> NodeHost:
         num_blocks=settings.num_blocks,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_model_len=max_model_len(settings, folder.config),
+        max_model_len=LengthLimits.of(settings, folder.config).tokens,
         num_threads=settings.num_threads,
     )
     engine.warm_up(lambda line: logger.info("%s node=%s", line, nodename))
-    return NodeHost(settings, role, nodename, engine, incarnation, connect(settings))
-
-
-def max_model_len(settings: Settings, config: ModelConfig) -> int:
-    """Prompt + answer at most, in tokens: the setting, the model's own limit, and what the pool can hold."""
-    fits = settings.num_blocks * settings.block_size_tokens
-    wanted = settings.max_model_len_tokens or config.max_position_embeddings
-    return min(wanted, config.max_position_embeddings, fits)
+    return NodeHost(settings, role, nodename, engine, incarnation, connect(settings), on_room)

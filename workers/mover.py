@@ -28,16 +28,14 @@ class Mover:
         self._between_steps = between_steps
 
     def seal(self, job: do.Seal) -> on.Sealed:
-        """Digest blocks whose generations were fixed when they were taken; re-read them afterwards (rule 6)."""
+        """Digest blocks, then re-read the generations at which they were taken (rule 6)."""
         pool = self._engine.pool
-        before = tuple(int(pool.generations[block]) for block in job.blocks)
         if self._engine.staged:
             self._between_steps(lambda: self._engine.export(job.blocks))
         digests = tuple(digest.hex() for digest in pool.digest(job.blocks))
-        after = tuple(int(pool.generations[block]) for block in job.blocks)
-        if before != after:
-            return on.Sealed(job.key, None, error="a block was given away while it was being digested")
-        return on.Sealed(job.key, pool.location(), before, digests)
+        if tuple(int(pool.generations[block]) for block in job.blocks) != job.generations:
+            return on.Sealed(job.key, None, error="a block was given to its next use before it was handed over")
+        return on.Sealed(job.key, pool.location(), digests)
 
     def pull(self, job: do.Pull) -> on.Pulled:
         """Copy and validate. Returns only once nothing writes to the target blocks any more."""

@@ -36,7 +36,7 @@ class Host(Protocol):
     def wants_bells(self) -> bool: ...
 
     def start(self) -> None: ...
-    def ring(self, bell_id: str, uid: str, attempt: int, done: Callable[[str], None]) -> None: ...
+    def ring(self, uid: str, attempt: int, done: Callable[[str], None]) -> None: ...
     def drain(self, timeout_s: float) -> bool: ...
     def close(self) -> None: ...
 
@@ -62,7 +62,7 @@ class NodePool(BasePool):  # type: ignore[misc]
         """Load the model and start the node. What cannot work ends the worker with one line."""
         nodename = self.options["initargs"][1]
         try:
-            self._host = make_host(role_of(self.app.amqp.queues.consume_from), nodename)
+            self._host = make_host(role_of(self.app.amqp.queues.consume_from), nodename, self._wake)
             self._host.start()
         except BatonError as error:
             logger.critical("baton: %s", error)
@@ -96,7 +96,7 @@ class NodePool(BasePool):  # type: ignore[misc]
         return len(state.reserved_requests)
 
     def register_with_event_loop(self, hub: Any) -> None:
-        """Let a finished task wake the event loop, so that it looks at ``num_processes`` again at once."""
+        """Let a finished task, or new room, wake the event loop, so that it looks at ``num_processes`` at once."""
         hub.add_reader(self._wake_read, self._drain_wakes)
 
     def on_apply(
@@ -123,11 +123,12 @@ class NodePool(BasePool):  # type: ignore[misc]
 
         try:
             (uid, attempt), *_rest = loads(body, content_type, content_encoding, accept=_ACCEPT)
+            uid, attempt = str(uid), int(attempt)
         except (KombuError, ValueError, TypeError) as error:
             logger.error("bell %s is malformed: %s", task_id, error)
             done("malformed")
             return
-        host.ring(task_id, str(uid), int(attempt), done)
+        host.ring(uid, attempt, done)
 
     def _finish(self, target: Any, args: Any, kwargs: Any, callback: Any) -> None:
         try:
@@ -162,11 +163,14 @@ def role_of(queues: Any) -> str:
     return str(roles[0])
 
 
-def make_host(role: str, nodename: str) -> Host:
-    """The host of a role, ready to start. Loads the model for a role that computes."""
+def make_host(role: str, nodename: str, on_room: Callable[[], None]) -> Host:
+    """The host of a role, ready to start. Loads the model for a role that computes.
+
+    ``on_room`` is called, from any thread, when ``wants_bells`` has become true.
+    """
     from workers import control, kv_node  # only now: neither beat nor Flower needs Paddle
 
     settings = get_settings()
     if role == "control":
         return control.make_host(settings, nodename)
-    return kv_node.make_host(settings, "prefill" if role == "prefill" else "decode", nodename)
+    return kv_node.make_host(settings, "prefill" if role == "prefill" else "decode", nodename, on_room)

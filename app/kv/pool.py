@@ -148,9 +148,13 @@ class KVPool:
     def layout(self) -> str:
         return self._header.layout
 
-    def bump(self, block: int) -> None:
-        """Start a block's next use: call it before the first write, so that a reader of the last use notices."""
+    def bump(self, block: int) -> int:
+        """Start a block's next use: call it before the first write, so that a reader of the last use notices.
+
+        Returns the new generation.
+        """
         self.generations[block] += np.uint64(1)
+        return int(self.generations[block])
 
     def digest(self, blocks: Sequence[int]) -> list[bytes]:
         """xxh3-128 of each of these blocks as they are now."""

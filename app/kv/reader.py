@@ -21,9 +21,15 @@ __all__ = ["KVReader", "PullFailure"]
 class _Mapping:
     """Another node's pool, mapped read-only. Unmapped when the last reference goes."""
 
-    def __init__(self, header: Header, memory: mmap.mmap, identity: tuple[int, int]) -> None:
-        self.identity = identity
+    def __init__(self, header: Header, memory: mmap.mmap, path: Path, identity: tuple[int, int]) -> None:
+        self.path = path
+        self._identity = identity
         self.generations, self.blocks = header.views(memory)
+
+    def check_there(self) -> bool:
+        """Whether its owner still has this pool. Raises OSError when nothing can be seen there."""
+        status = self.path.stat()
+        return self._identity == (status.st_dev, status.st_ino)
 
 
 class KVReader:
@@ -69,10 +75,15 @@ class KVReader:
                     reason=PullFailure.DIGEST,
                 )
 
-    def forget(self, incarnation: str) -> None:
-        """See ``KVTransport.forget``. A pull that is running keeps its own reference."""
+    def forget_gone(self) -> None:
+        """See ``KVTransport.forget_gone``: a look into /proc per mapping. A pull that runs keeps its own reference."""
         with self._lock:
-            self._mappings.pop(incarnation, None)
+            kept = list(self._mappings.items())
+        gone = [(incarnation, mapping) for incarnation, mapping in kept if not _is_there(mapping)]
+        with self._lock:
+            for incarnation, mapping in gone:
+                if self._mappings.get(incarnation) is mapping:
+                    del self._mappings[incarnation]
 
     def close(self) -> None:
         """See ``KVTransport.close``."""
@@ -90,7 +101,7 @@ class KVReader:
         with self._lock:
             cached = self._mappings.get(location.incarnation)
             try:
-                if cached is None or cached.identity != _identity(path.stat()):
+                if cached is None or cached.path != path or not cached.check_there():
                     self._mappings.pop(location.incarnation, None)
                     cached = _open(path, location)
             except (FileNotFoundError, ProcessLookupError) as error:
@@ -159,7 +170,7 @@ def _open(path: Path, location: KVLocation) -> _Mapping:
         if not fcntl.fcntl(fd, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
             raise _foreign(location, "its size is not sealed")
         memory = mmap.mmap(fd, header.total_bytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        return _Mapping(header, memory, _identity(status))
+        return _Mapping(header, memory, path, (status.st_dev, status.st_ino))
     finally:
         os.close(fd)
 
@@ -187,5 +198,8 @@ def _foreign(location: KVLocation, why: str) -> PullError:
     )
 
 
-def _identity(status: os.stat_result) -> tuple[int, int]:
-    return status.st_dev, status.st_ino
+def _is_there(mapping: _Mapping) -> bool:
+    try:
+        return mapping.check_there()
+    except OSError:  # gone, or another user's process has its pid: a new mapping would be refused there too
+        return False

@@ -57,8 +57,8 @@ class KVTransport(Protocol):
         """
         ...
 
-    def forget(self, incarnation: str) -> None:
-        """Let go of whatever is cached for a node that is gone. Unknown incarnations are fine."""
+    def forget_gone(self) -> None:
+        """Let go of whatever is kept of nodes that are gone: it may be all that keeps their memory. Cheap."""
         ...
 
     def close(self) -> None:

@@ -10,7 +10,6 @@
     plan.py          which children there are, with their command lines and environments
     supervisor.py    keeps children alive; stops them in order
     child.py         one child: spawned, reaped, killed with its whole process group
-    parent_death.py  the wrapper by which children end when the launcher is killed
     backoff.py       how long to wait before a restart
     wakeup.py        signals and time as one thing to wait for
     model_facts.py   what a model costs

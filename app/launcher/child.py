@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from app.errors import StartupError
+from app.ids import draw_id
+from app.parent_death import tied_to_parent
 
-_WRAPPER = str(Path(__file__).with_name("parent_death.py"))
 _LOG_KEPT_BYTES = 64 * 2**20
 
 
@@ -59,7 +58,7 @@ class ChildExit:
 
 
 class Child:
-    """A running child. Spawn it from the main thread (see parent_death.py)."""
+    """A running child. Spawn it from the main thread (see app/parent_death.py)."""
 
     def __init__(self, spec: ChildSpec, cwd: Path, log: Path) -> None:
         """Start it.
@@ -68,16 +67,15 @@ class Child:
             StartupError: the operating system refused.
         """
         self.spec = spec
-        self.incarnation = uuid.uuid4().hex if spec.is_node else ""
+        self.incarnation = draw_id() if spec.is_node else ""
         self.started_at = time.monotonic()
         env = dict(spec.env)
         if spec.is_node:
             env["BATON_INCARNATION"] = self.incarnation
-        command = [sys.executable, "-I", "-S", _WRAPPER, str(os.getpid()), *spec.argv]
         try:
             with log.open("ab") as output:
                 self._process = subprocess.Popen(
-                    command,
+                    tied_to_parent(spec.argv, signal.SIGKILL),
                     cwd=cwd,
                     env=env,
                     stdin=subprocess.DEVNULL,

@@ -38,7 +38,6 @@ Say = Callable[[str], None]
 _LOOK_EVERY_S = 0.25
 _STILL_WAITING_S = 5.0
 _LAST_REPORTS_S = 0.5
-_LEDGER_STARTS_IN_S = 10.0
 _IDLE_S = 60.0
 
 
@@ -78,18 +77,19 @@ class Launch:
             StartupError: it cannot be brought up.
             Stopped: the request to stop came before it was ready.
         """
-        started_at = time.monotonic()
+        began_at = time.monotonic()
         try:
             if not self._embedded_port:
-                check_server(self._settings)
+                self._check_server()
             model = self._prepare_model()
             self._check_memory(model)
+            start = Deadline(self._start_timeout_s)
             if self._embedded_port:
-                self._start_ledger()
+                self._start_ledger(start)
             login = f"baton:{secrets.token_urlsafe(12)}"
             self._start_cluster(login)
-            self._wait_until_ready()
-            self._say_ready(model, login, time.monotonic() - started_at)
+            self._wait_until_none(self._missing, start)
+            self._say_ready(model, login, time.monotonic() - began_at)
             self._supervise()
         finally:
             if self._supervisor.pids:
@@ -136,14 +136,21 @@ class Launch:
         self._say(f"memory: {plan}")
         checks.check_memory(plan, checks.available_memory())
 
-    def _start_ledger(self) -> None:
-        self._supervisor.start(ledger_spec(self._environment, self._data, self._embedded_port))
-        deadline = Deadline(_LEDGER_STARTS_IN_S)
-        while not self._ledger_answers():
-            if deadline.passed:
-                raise StartupError(f"the embedded Valkey does not answer: {self._supervisor.log_of('valkey')}")
-            self._watch_start()
-        check_server(self._settings)
+    def _check_server(self) -> None:
+        try:
+            check_server(self._settings)
+        except LedgerError as error:  # a worker would wait for it to come
+            raise StartupError(
+                f"the ledger cannot be reached ({error}): start the server that BATON_REDIS_URL names,"
+                " or unset it, and `baton up` starts its own"
+            ) from None
+
+    def _start_ledger(self, start: Deadline) -> None:
+        """Start the embedded Valkey; while it loads what the last run left it does not answer yet."""
+        spec = ledger_spec(self._environment, self._data, self._embedded_port, self._start_timeout_s)
+        self._supervisor.start(spec)
+        self._wait_until_none(lambda: [] if self._ledger_answers() else [spec.name], start)
+        self._check_server()
 
     def _ledger_answers(self) -> bool:
         try:
@@ -160,22 +167,22 @@ class Launch:
         for spec in specs:
             self._supervisor.start(spec)
 
-    def _wait_until_ready(self) -> None:
-        """Wait until each node is registered, web says it is ready, and Flower answers."""
-        deadline, started_at, said_at = Deadline(self._start_timeout_s), time.monotonic(), time.monotonic()
-        missing_before: list[str] = []
-        while missing := self._missing():
-            if deadline.passed:
+    def _wait_until_none(self, missing_now: Callable[[], list[str]], start: Deadline) -> None:
+        """Wait until no child is missing any more, and say who is."""
+        said_at, missing_before = time.monotonic(), list[str]()
+        while missing := missing_now():
+            if start.passed:
                 for name in missing:
                     self._say_log(name)
                 raise StartupError(f"not ready after {self._start_timeout_s:g} s: waiting for {', '.join(missing)}")
             now = time.monotonic()
             if missing != missing_before or now - said_at > _STILL_WAITING_S:
-                self._say(f"{now - started_at:5.1f} s  waiting for {', '.join(missing)}")
+                self._say(f"{self._start_timeout_s - start.left_s:5.1f} s  waiting for {', '.join(missing)}")
                 missing_before, said_at = missing, now
             self._watch_start()
 
     def _missing(self) -> list[str]:
+        """Nodes that are not registered, web while it is not ready, Flower while it does not answer."""
         settings = self._settings
         missing = missing_nodes(self._ledger, self._supervisor.incarnations)
         if not answers(settings.host, settings.port, "/ready"):

@@ -1,6 +1,7 @@
-"""Runs the embedded Valkey: ``python -m app.launcher.ledger_child FOLDER PORT``; port ``unix`` for a socket.
+"""Runs the embedded Valkey: ``python -m app.launcher.ledger_child FOLDER PORT START_TIMEOUT_S``.
 
-A child like all others for the supervisor: SIGTERM stops it, and when the server ends it ends too.
+Port ``unix`` is for a socket. For the supervisor it is a child like all others: SIGTERM stops it, and when the server
+ends it ends too.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from pathlib import Path
 
 from app.errors import StartupError
 from app.launcher.wakeup import Wakeup
-from app.valkey import EmbeddedValkey
+from app.valkey import START_TIMEOUT_S, EmbeddedValkey
 
 UNIX = "unix"
 _SOCKET_PATH_BYTES = 90  # what a unix socket's address can hold, and some room
 _LOOK_EVERY_S = 60.0
 
 
-def embedded_server(folder: Path, port: str) -> EmbeddedValkey:
+def embedded_server(folder: Path, port: str, start_timeout_s: float = START_TIMEOUT_S) -> EmbeddedValkey:
     """The server as it is run here; its ``url`` is the same at every restart."""
-    return EmbeddedValkey(folder, port=None if port == UNIX else int(port))
+    return EmbeddedValkey(folder, port=None if port == UNIX else int(port), start_timeout_s=start_timeout_s)
 
 
 def fits_unix_socket(folder: Path) -> bool:
@@ -30,7 +31,7 @@ def fits_unix_socket(folder: Path) -> bool:
 
 def main(argv: list[str]) -> int:
     """Serve until SIGTERM. Returns 1 when the server could not start, or ended by itself."""
-    server = embedded_server(Path(argv[1]), argv[2])
+    server = embedded_server(Path(argv[1]), argv[2], float(argv[3]))
     with Wakeup.listen() as wakeup:
         try:
             server.start()

@@ -60,9 +60,9 @@ def prepare_spec(environment: Mapping[str, str]) -> ChildSpec:
     return ChildSpec("model", argv, environment, StopStage.WORKERS)
 
 
-def ledger_spec(environment: Mapping[str, str], folder: Path, port: str) -> ChildSpec:
+def ledger_spec(environment: Mapping[str, str], folder: Path, port: str, start_timeout_s: float) -> ChildSpec:
     """The embedded Valkey; its data stay in ``folder`` from one ``baton up`` to the next."""
-    argv = (sys.executable, "-m", "app.launcher.ledger_child", str(folder), port)
+    argv = (sys.executable, "-m", "app.launcher.ledger_child", str(folder), port, str(start_timeout_s))
     return ChildSpec("valkey", argv, environment, StopStage.LEDGER)
 
 

@@ -19,7 +19,9 @@ class NothingAnswers(BatonError):
 
 
 def fetch_status(settings: Settings) -> dict[str, Any]:
-    """``{"ready": bool, "reasons": [str], "cluster": {…} | null}`` from the web server of these settings.
+    """What ``/cluster`` says (nodes, leases, …), with ``"ready": bool`` and ``"reasons": [str]`` of ``/ready``.
+
+    Only these two when the nodes cannot be listed: the ledger does not answer.
 
     Raises:
         NothingAnswers: nothing, or something else, answers there.
@@ -28,24 +30,20 @@ def fetch_status(settings: Settings) -> dict[str, Any]:
     if status not in (http.client.OK, http.client.SERVICE_UNAVAILABLE) or "ready" not in ready:
         raise NothingAnswers(f"what answers at {http_url(settings.host, settings.port)} is not Baton")
     cluster_status, cluster = _get_json(settings, "/cluster")
-    return {
-        "ready": status == http.client.OK,
-        "reasons": ready.get("reasons", []),
-        "cluster": cluster if cluster_status == http.client.OK else None,
-    }
+    listed = cluster if cluster_status == http.client.OK else {}
+    return {**listed, "ready": status == http.client.OK, "reasons": ready.get("reasons", [])}
 
 
 def render_status(status: dict[str, Any]) -> str:
     """The status as text of a few lines and a table of nodes."""
     lines = ["ready" if status["ready"] else "not ready: " + ("; ".join(status["reasons"]) or "no reason given")]
-    cluster = status["cluster"]
-    if cluster is None:
+    if "nodes" not in status:
         return "\n".join([*lines, "the nodes cannot be listed"])
     lines.append(
-        f"{cluster['queued']} queued, {cluster['waiting_for_grant']} waiting for a decode node,"
-        f" {len(cluster['leases'])} leases"
+        f"{status['queued']} queued, {status['waiting_for_grant']} waiting for a decode node,"
+        f" {len(status['leases'])} leases"
     )
-    rows = [_HEADINGS, *sorted(_row(node) for node in cluster["nodes"])]
+    rows = [_HEADINGS, *sorted(_row(node) for node in status["nodes"])]
     widths = [max(len(row[column]) for row in rows) for column in range(len(_HEADINGS))]
     lines += ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     return "\n".join(lines)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol, overload
 
+from app.errors import LedgerError
 from app.protocol.commands import (
     Abort,
     AbortAnswer,
@@ -44,11 +45,11 @@ from app.protocol.commands import (
 class Ledger(Protocol):
     """One atomic step per command.
 
-    Raises:
+    Raises (``execute_many`` answers with them instead, for the command they concern):
         LedgerUnavailable: the command was certainly not applied.
         LedgerUnknown: it may have been applied, or may be until its ``not_after_ms``; conclude only from an answer
             whose ``time_ms`` is past that.
-        LedgerForeign: the data in this namespace is not ours, or newer than we understand.
+        LedgerForeign: the data in this namespace is not ours, or newer than we understand. Repeating does not help.
     """
 
     @overload
@@ -78,8 +79,11 @@ class Ledger(Protocol):
     def execute(self, command: Any) -> Any:
         """Apply one command and return its answer."""
 
-    def execute_many(self, commands: Sequence[Command]) -> list[Answer]:
-        """Apply commands in order in one round trip; each is atomic for itself, the whole is not."""
+    def execute_many(self, commands: Sequence[Command]) -> list[Answer | LedgerError]:
+        """Apply commands in order in one round trip; each is atomic for itself, the whole is not.
+
+        One result per command, in order: a command that fails leaves its neighbours their answers.
+        """
 
     def read_events(self, web: str, after: str, block_ms: int) -> list[tuple[str, Event]]:
         """Events for the web process ``web`` after the position ``after`` ("0" = from the start), oldest first.

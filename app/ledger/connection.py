@@ -19,7 +19,7 @@ from app.ledger.scripts import SCHEMA, load_scripts
 
 Arguments = tuple[str | bytes | int, ...]
 Reply = Any
-"""What the server said, or the exceptions.ResponseError that it answered with."""
+"""What the server said, the RedisError that it answered with, or what says why there is no reply: Lost, LedgerError."""
 
 _REFUSALS = (
     exceptions.BusyLoadingError,
@@ -27,6 +27,7 @@ _REFUSALS = (
     exceptions.OutOfMemoryError,
     exceptions.AuthenticationError,
     exceptions.NoPermissionError,
+    exceptions.NoScriptError,
 )
 _REFUSAL_CODES = ("MISCONF", "NOREPLICAS", "BUSY ", "MASTERDOWN", "CLUSTERDOWN", "TRYAGAIN", "READONLY", "OOM")
 _STALE_AFTER_S = 1.0
@@ -34,7 +35,7 @@ _MAX_CONNECTIONS = 4096
 
 
 class Lost(Exception):
-    """The connection broke, or no answer came in time, after something was sent."""
+    """The connection broke, or no answer came in time, after something was sent. A reply, never raised."""
 
 
 def refused(error: Exception) -> bool:
@@ -120,7 +121,7 @@ class Server:
             run_id = next((line[7:].strip() for line in info.splitlines() if line.startswith("run_id:")), "")
             if run_id and run_id == self._run_id:
                 return
-            exchange(connection, [("SCRIPT", "LOAD", script.text) for script in load_scripts().values()])
+            load_all(connection)
             self._hello(connection)
             with self._life:
                 self._run_id = run_id
@@ -140,14 +141,18 @@ class Server:
             if str(error).startswith("WRONGTYPE"):
                 raise LedgerForeign(f"ledger: the keys {self._prefix}* belong to another program: {error}") from error
             raise
-        answer = json.loads(text)
-        if answer["schema"] != str(SCHEMA):
+        try:
+            answer = json.loads(text)
+            schema, time_ms = answer["schema"], int(answer["time_ms"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise LedgerForeign(f"ledger: what answers is no ledger of ours: {error!r}") from error
+        if schema != str(SCHEMA):
             raise LedgerForeign(
-                f"ledger: the data under {self._prefix}* have schema {answer['schema']}, this process understands "
+                f"ledger: the data under {self._prefix}* have schema {schema}, this process understands "
                 f"{SCHEMA}: use another BATON_NAMESPACE, or the version that wrote them"
             )
-        self.saw(answer["time_ms"])
-        return int(answer["time_ms"])
+        self.saw(time_ms)
+        return time_ms
 
 
 def _ask(connection: AbstractConnection, arguments: Arguments) -> Reply:
@@ -155,28 +160,32 @@ def _ask(connection: AbstractConnection, arguments: Arguments) -> Reply:
     return connection.read_response()
 
 
-def exchange(connection: AbstractConnection, commands: Sequence[Arguments]) -> list[Reply]:
-    """Send ``commands`` in one piece and read their replies; errors that the server answers with are replies too.
+def load_all(connection: AbstractConnection) -> None:
+    """Load every script. Where the server refuses one, its first call says NOSCRIPT, and that it has not run."""
+    exchange(connection, [("SCRIPT", "LOAD", script.text) for script in load_scripts().values()])
 
-    Raises:
-        LedgerUnavailable: the only command was not sent completely, so the server cannot have run it.
-        Lost: anything may have happened to all of them.
+
+def exchange(connection: AbstractConnection, commands: Sequence[Arguments]) -> list[Reply]:
+    """Send ``commands`` in one piece and read their replies, one for each; never raises for one of them.
+
+    What the server answered with an error has that error as its reply; what got no reply, ``Lost``: anything may have
+    happened to it. ``LedgerUnavailable``: the only command was not sent completely, so the server cannot have run it.
     """
     try:
         connection.send_packed_command(connection.pack_commands(commands))
     except (exceptions.RedisError, OSError) as error:
         if len(commands) == 1:
-            raise LedgerUnavailable(f"ledger: {error}") from error
-        raise Lost(str(error)) from error
+            return [LedgerUnavailable(f"ledger: {error}")]
+        return [Lost(str(error))] * len(commands)
     replies: list[Reply] = []
     for _ in commands:
         try:
             replies.append(connection.read_response())
         except exceptions.ResponseError as error:
             replies.append(error)
-        except exceptions.RedisError as error:
-            # redis-py treats a few refusals (LOADING) as broken connections and closes them.
-            if len(commands) == 1 and refused(error):
-                raise LedgerUnavailable(f"ledger: {error}") from error
-            raise Lost(str(error)) from error
-    return replies
+        except (exceptions.RedisError, OSError) as error:
+            # redis-py treats a few refusals (LOADING) as broken connections and closes them: what follows is lost.
+            replies.append(error if refused(error) else Lost(str(error)))
+            break
+    lost = Lost(f"the connection was given up: {replies[-1]}")
+    return replies + [lost] * (len(commands) - len(replies))

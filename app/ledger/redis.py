@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from redis import Redis, exceptions
 from redis.backoff import NoBackoff
-from redis.connection import ConnectionPool
+from redis.connection import AbstractConnection, ConnectionPool
 from redis.retry import Retry
 
 from app.errors import LedgerError, LedgerForeign, LedgerUnavailable, LedgerUnknown, StartupError
 from app.ledger.api import Ledger
-from app.ledger.connection import Arguments, Lost, Reply, Server, exchange, make_pool, refused
+from app.ledger.connection import Arguments, Lost, Reply, Server, exchange, load_all, make_pool, refused
 from app.ledger.ids import CALL_TTL_MS, check_ids
 from app.ledger.scripts import load_scripts
 from app.ledger.wire import decode, decode_event, encode
@@ -32,7 +32,9 @@ from app.settings import Settings
 logger = logging.getLogger(__name__)
 
 _READS = (Snapshot, Holdings, Cluster)
+_NO_ENTRY = (exceptions.AuthenticationError, exceptions.NoPermissionError)
 _EVENTS_PER_READ = 1000
+_MOST_COMPLAINTS = 100
 
 
 def connect(settings: Settings) -> RedisLedger:
@@ -60,11 +62,15 @@ class RedisLedger:
         self._call_ttl_ms = call_ttl_ms
         self._server = Server(url, self._prefix, timeout_s)
         self._events: tuple[int, ConnectionPool] | None = None
+        self._complaints: set[str] = set()
 
     def execute(self, command: Any) -> Any:
-        return self._run([command])[0]
+        (result,) = self._run([command])
+        if isinstance(result, LedgerError):
+            raise result
+        return result
 
-    def execute_many(self, commands: Sequence[Command]) -> list[Answer]:
+    def execute_many(self, commands: Sequence[Command]) -> list[Answer | LedgerError]:
         return self._run(list(commands)) if commands else []
 
     def read_events(self, web: str, after: str, block_ms: int) -> list[tuple[str, Event]]:
@@ -84,12 +90,20 @@ class RedisLedger:
             raise LedgerUnavailable(f"ledger: {error}") from error
         if not reply:
             return []
-        return [(entry_id.decode(), decode_event(fields[1])) for entry_id, fields in reply[0][1]]
+        return [(entry_id.decode(), self._event(fields[1])) for entry_id, fields in reply[0][1]]
 
     def close(self) -> None:
         self._server.close()
         if self._events:
             self._events[1].disconnect()
+
+    def _event(self, text: bytes) -> Event:
+        """One that is not understood becomes one of no request: it was only a wake-up, and those behind it count."""
+        try:
+            return decode_event(text)
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            self._complain(LedgerForeign(f"ledger: an event is not understood: {problem!r}"))
+            return Event(uid="", index=0, tokens=())
 
     def _event_pool(self, block_ms: int) -> ConnectionPool:
         """A client of its own, whose socket timeout lies above the block time."""
@@ -99,7 +113,7 @@ class RedisLedger:
             self._events = (block_ms, pool)
         return self._events[1]
 
-    def _run(self, commands: list[Command]) -> list[Answer]:
+    def _run(self, commands: list[Command]) -> list[Answer | LedgerError]:
         for command in commands:
             check_ids(command)
         not_after_ms = 0
@@ -107,54 +121,77 @@ class RedisLedger:
             with self._server.connection() as connection:
                 if any(type(command) not in EXEMPT_FROM_NOT_AFTER for command in commands):
                     not_after_ms = self._server.time_ms(connection) + self._call_ttl_ms
-                calls = [self._call(command, not_after_ms) for command in commands]
-                replies = exchange(connection, calls)
-                missing = [i for i, reply in enumerate(replies) if isinstance(reply, exceptions.NoScriptError)]
-                if missing:
-                    # Somebody flushed the scripts; a NOSCRIPT command has certainly not run.
-                    exchange(connection, [("SCRIPT", "LOAD", script.text) for script in load_scripts().values()])
-                    for i, reply in zip(missing, exchange(connection, [calls[i] for i in missing]), strict=True):
-                        replies[i] = reply
-        except Lost as error:
-            raise self._outcome(commands, f"ledger: {error}", not_after_ms) from error
-        errors = [reply for reply in replies if isinstance(reply, Exception)]
-        if errors:
-            raise self._failure(commands, errors, not_after_ms)
-        return [self._answer(command, reply) for command, reply in zip(commands, replies, strict=True)]
+                replies = self._exchange(connection, [self._call(command, not_after_ms) for command in commands])
+        except LedgerError as error:  # nothing was sent
+            self._complain(error)
+            return [error] * len(commands)
+        return [self._result(command, reply, not_after_ms) for command, reply in zip(commands, replies, strict=True)]
+
+    @staticmethod
+    def _exchange(connection: AbstractConnection, calls: list[Arguments]) -> list[Reply]:
+        replies = exchange(connection, calls)
+        missing = [i for i, reply in enumerate(replies) if isinstance(reply, exceptions.NoScriptError)]
+        if missing and not isinstance(replies[-1], Lost):
+            # Somebody flushed the scripts; a NOSCRIPT command has certainly not run.
+            load_all(connection)
+            for i, reply in zip(missing, exchange(connection, [calls[i] for i in missing]), strict=True):
+                replies[i] = reply
+        return replies
 
     def _call(self, command: Command, not_after_ms: int) -> Arguments:
         exempt = type(command) in EXEMPT_FROM_NOT_AFTER
         sha = load_scripts()[command.name].sha
         return ("EVALSHA", sha, 1, self._prefix, encode(command), "" if exempt else not_after_ms)
 
-    def _answer(self, command: Command, reply: Reply) -> Answer:
-        answer = decode(command, reply)
+    def _result(self, command: Command, reply: Reply, not_after_ms: int) -> Answer | LedgerError:
+        """What became of one command; that of its neighbours is theirs."""
+        if isinstance(reply, Exception):
+            error = self._error(command, reply, not_after_ms)
+            self._complain(error)
+            return error
+        try:
+            answer = decode(command, reply)
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            foreign = LedgerForeign(f"ledger: the answer to {command.name} is not understood: {problem!r}")
+            self._complain(foreign)
+            return foreign
         self._server.saw(answer.time_ms)
         if isinstance(answer, NodeAnswer):
             return NodeAnswer(answer.status, answer.time_ms, answer.detail, self._server.run_id)
         return answer
 
-    def _outcome(self, commands: list[Command], message: str, not_after_ms: int) -> LedgerError:
-        if all(isinstance(command, _READS) for command in commands):
+    def _error(self, command: Command, reply: Exception, not_after_ms: int) -> LedgerError:
+        if isinstance(reply, LedgerError):
+            return reply
+        message = f"ledger: {reply}"
+        if refused(reply):
+            unavailable = LedgerUnavailable(message)
+            unavailable.__cause__ = reply
+            return unavailable
+        if str(reply).startswith("WRONGTYPE"):
+            return LedgerForeign(f"ledger: the keys {self._prefix}* belong to another program: {reply}")
+        if not isinstance(reply, Lost):
+            self._complain(LedgerError(f"{command.name}: the script failed: {reply}"))
+        if isinstance(command, _READS):
             return LedgerUnavailable(message)
         return LedgerUnknown(message, not_after_ms=not_after_ms)
 
-    def _failure(self, commands: list[Command], errors: list[Exception], not_after_ms: int) -> LedgerError:
-        message = f"ledger: {errors[0]}"
-        if len(errors) == len(commands) and all(refused(error) for error in errors):
-            return LedgerUnavailable(message)
-        if any(str(error).startswith("WRONGTYPE") for error in errors):
-            return LedgerForeign(f"ledger: the keys {self._prefix}* belong to another program: {errors[0]}")
-        if not all(refused(error) for error in errors):
-            logger.error("ledger: a script failed: %s", errors[0])
-        return self._outcome(commands, message, not_after_ms)
+    def _complain(self, error: LedgerError) -> None:
+        """Log once what no waiting will cure; callers repeat such calls, and each has its own way with an outage."""
+        if isinstance(error, LedgerUnavailable | LedgerUnknown):
+            return
+        message = str(error)
+        if message not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
+            self._complaints.add(message)
+            logger.error("%s", message)
 
 
 def check_server(settings: Settings) -> None:
     """Look once whether the server can hold a ledger; for the launcher and for workers that start.
 
     Raises:
-        StartupError: it cannot be reached, may evict keys, or holds data of another version.
+        LedgerUnavailable: it cannot be reached now; that may pass.
+        StartupError: waiting will not help: it may evict keys, does not let us in, or holds data of another version.
     """
     ledger = connect(settings)
     client = Redis.from_url(
@@ -166,6 +203,12 @@ def check_server(settings: Settings) -> None:
     try:
         ledger.execute(Cluster())
         policy = _eviction_policy(client)
+    except LedgerUnavailable as error:
+        if isinstance(error.__cause__, _NO_ENTRY):
+            raise StartupError(f"BATON_REDIS_URL: {error}") from error
+        raise
+    except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
+        raise LedgerUnavailable(f"ledger: {error}") from error
     except (LedgerError, exceptions.RedisError) as error:
         raise StartupError(f"BATON_REDIS_URL: {error}") from error
     finally:

@@ -94,8 +94,10 @@ def _register(command: Register) -> dict[str, Any]:
         "role": node.role,
         "name": node.name,
         "address": node.address,
+        "model": node.model,
         "layout": node.layout,
         "num_blocks": node.num_blocks,
+        "room_tokens": node.num_blocks * node.block_size_tokens,
         "info": node.model_dump_json(),
         "node_ttl_ms": command.node_ttl_ms,
     }
@@ -143,7 +145,7 @@ def _work(raw: Raw | None) -> Work | None:
 
 
 def _admit_answer(raw: Raw) -> AdmitAnswer:
-    return AdmitAnswer(AdmitStatus(raw["status"]), raw["time_ms"], raw.get("uid", ""), raw.get("queued", 0))
+    return AdmitAnswer(**{**raw, "status": AdmitStatus(raw["status"])})
 
 
 def _abort_answer(raw: Raw) -> AbortAnswer:

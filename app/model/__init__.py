@@ -6,6 +6,7 @@
     fetch.py           the default model's file, from its Python package
     folder.py          ModelFolder: a folder in Hugging Face layout, checked when opened
     config.py          ModelConfig: config.json, checked
+    limits.py          LengthLimits: prompt + answer at most
     safetensors.py     read and write *.safetensors, one tensor at a time
     gguf_file.py       read the metadata and the raw tensors of a .gguf file
     gguf_convert.py    .gguf → folder in Hugging Face layout

@@ -17,7 +17,8 @@ class BlockPool:
     """Hands out blocks, oldest-freed first, and knows owner and state of each.
 
     ``steps`` is the block table of the node's role. ``on_take`` is called for each block *before* its next owner may
-    write it: that is where its generation is bumped (rule 6), so a reader that still copies it will notice.
+    write it: it bumps the block's generation (rule 6), so that a reader that still copies it will notice, and
+    returns the new one.
 
     Raises IllegalStep for a step that the table does not have, for a block that is not the caller's, and from
     ``audit`` when the sums are wrong: all of them bugs, none of them a peer's doing.
@@ -27,7 +28,7 @@ class BlockPool:
         self,
         num_blocks: int,
         steps: Mapping[BlockState, frozenset[BlockState]],
-        on_take: Callable[[int], None] = lambda block: None,
+        on_take: Callable[[int], int] = lambda block: 0,
     ) -> None:
         self.num_blocks = num_blocks
         self._steps = steps
@@ -35,6 +36,7 @@ class BlockPool:
         self._free = deque(range(num_blocks))
         self._state = [BlockState.FREE] * num_blocks
         self._owner = [""] * num_blocks
+        self._generation = [0] * num_blocks
         self._counts: Counter[BlockState] = Counter({BlockState.FREE: num_blocks})
 
     @property
@@ -48,7 +50,7 @@ class BlockPool:
             raise IllegalStep(f"{owner} wants {count} blocks, {len(self._free)} are free")
         blocks = tuple(self._free.popleft() for _ in range(count))
         for block in blocks:
-            self._on_take(block)
+            self._generation[block] = self._on_take(block)
             self._move(block, state)
             self._owner[block] = owner
         return blocks
@@ -66,6 +68,10 @@ class BlockPool:
             self._move(block, BlockState.FREE)
             self._owner[block] = ""
             self._free.append(block)
+
+    def generations(self, blocks: Sequence[int]) -> tuple[int, ...]:
+        """The generation of each block, as it was taken."""
+        return tuple(self._generation[block] for block in blocks)
 
     def counts(self) -> dict[str, int]:
         """Blocks by state, with ``total`` and ``free`` always there."""

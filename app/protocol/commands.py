@@ -68,6 +68,7 @@ class AdmitStatus(StrEnum):
     ADMITTED = "ADMITTED"
     DUPLICATE = "DUPLICATE"  # the client's id is in process; ``uid`` says as what
     FULL = "FULL"  # ``queued`` requests wait already
+    TOO_LARGE = "TOO_LARGE"  # no living node of a role could ever hold it; the largest has ``room_tokens``
     TOMBSTONED = "TOMBSTONED"  # this uid was aborted before it came
     REFUSED = "REFUSED"  # the watcher's web process is not registered, silent, or dead: register again
     LATE = "LATE"
@@ -75,7 +76,11 @@ class AdmitStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Admit:
-    """Duplicate check (SET guard NX), capacity check and the record (QUEUED) in one step. By web."""
+    """Duplicate check (SET guard NX), capacity check and the record (QUEUED) in one step. By web.
+
+    While prefill nodes live, one of their pools must be able to hold the prompt; while decode nodes live, one of
+    theirs prompt + ``max_tokens``, unless prefill samples the only token.
+    """
 
     uid: str
     client_id: str
@@ -92,6 +97,7 @@ class AdmitAnswer:
     time_ms: int
     uid: str = ""
     queued: int = 0
+    room_tokens: int = 0
 
 
 class AbortStatus(StrEnum):
@@ -125,6 +131,10 @@ class AbortAnswer:
     status: AbortStatus
     time_ms: int
     state: str = ""
+
+
+PHASES = ("queued", "claimed", "granted", "first_token", "committed", "activated", "finished")
+"""What a request goes through, in the order of an undisturbed one."""
 
 
 class ReadStatus(StrEnum):
@@ -163,8 +173,7 @@ class SnapshotAnswer:
     """Node names, of the current or last attempt."""
     decode_node: str = ""
     timeline: Mapping[str, int] = field(default_factory=dict)
-    """Phase → wall clock ms of the Redis server: queued, claimed, granted, first_token, committed, activated,
-    finished."""
+    """Phase (of ``PHASES``) → wall clock ms of the Redis server."""
 
 
 # prefill side
@@ -347,14 +356,18 @@ class EmitAnswer:
 class NodeStatus(StrEnum):
     OK = "OK"
     UNKNOWN = "UNKNOWN"  # not registered (any more), or declared dead: let go of everything, then register again
-    REFUSED = "REFUSED"  # ``detail`` says why (layout mismatch, exit already reported, still owns)
+    REFUSED = "REFUSED"  # ``detail`` says why (model or layout mismatch, exit already reported, still owns)
     DRAINING = "DRAINING"  # (Heartbeat) alive, and asked to drain
     LATE = "LATE"  # (Drain, Deregister)
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """Make a node known. Exempt from not_after. KV nodes whose layout differs from living ones are REFUSED."""
+    """Make a node known. Exempt from not_after.
+
+    REFUSED while others live that have another ``model``, or (between nodes that hold KV) another ``layout``. One of
+    those others that is silent is declared dead instead: its next beat must not bring it back beside this node.
+    """
 
     node: NodeInfo
     node_ttl_ms: int

@@ -29,7 +29,7 @@ from app.protocol.commands import (
     Work,
 )
 from app.protocol.messages import ACCEPTED, Commit, Grant, PullResult, Refusal, Reply, refused
-from app.protocol.node import Held, Node
+from app.protocol.node import LOOK_TRIES, Held, Node
 from app.protocol.tables import BlockState, FailureReason
 from app.schemas import FinishReason
 
@@ -78,11 +78,11 @@ class DecodeNode(Node[Lease]):
         reserve = ReserveNext(
             bell.uid, self.config.incarnation, lease_id, self.pool.free, self.config.block_size_tokens
         )
-        self._ask(reserve, lambda answer: self._reserved(bell, lease_id, answer))
+        self._ask(reserve, lambda answer: self._reserved(bell, lease_id, answer), tries=LOOK_TRIES)
 
-    def _reserved(self, bell: on.BellRang, lease_id: str, answer: ReserveAnswer) -> None:
-        if answer.status is not ReserveStatus.RESERVED:
-            self._work_answered(bell, False, answer.status.lower())
+    def _reserved(self, bell: on.BellRang, lease_id: str, answer: ReserveAnswer | None) -> None:
+        if answer is None or answer.status is not ReserveStatus.RESERVED:
+            self._work_answered(bell, False, "no answer" if answer is None else answer.status.lower())
             return
         lease = self.table[lease_id] = Lease(
             uid=answer.uid,
@@ -95,6 +95,10 @@ class DecodeNode(Node[Lease]):
             prefill_incarnation=answer.prefill_incarnation,
             prefill_address=answer.prefill_address,
         )
+        if self.draining:  # asked before the drain, answered after it
+            self._work_answered(bell, True)
+            self._fail(lease_id, lease, FailureKind.OVERLOAD, FailureReason.DRAINING)
+            return
         self._log("granting", lease, lease=lease_id, blocks=answer.blocks)
         grant = Grant(
             uid=answer.uid,
@@ -120,7 +124,10 @@ class DecodeNode(Node[Lease]):
             self._fail(lease_id, lease, FailureKind.FAILURE, FailureReason.GRANT_UNACKNOWLEDGED, ended.detail)
         elif not ended.reply.accepted:
             detail = f"{ended.reply.reason} {ended.reply.detail}".strip()
-            self._fail(lease_id, lease, FailureKind.FAILURE, FailureReason.GRANT_REFUSED, detail)
+            # Handed back, or given by the ledger to a node that never held it (its claim was applied late).
+            nobodys = ended.reply.reason in (Refusal.HANDED_BACK, Refusal.UNKNOWN_ATTEMPT)
+            kind = FailureKind.OVERLOAD if nobodys else FailureKind.FAILURE
+            self._fail(lease_id, lease, kind, FailureReason.GRANT_REFUSED, detail)
         else:
             lease.phase = Phase.GRANTED
 
@@ -129,7 +136,7 @@ class DecodeNode(Node[Lease]):
     def _called(self, call: on.Called) -> Reply:
         message = call.message
         if not isinstance(message, Commit):
-            return self._wrong_role(message)
+            return refused(Refusal.WRONG_ROLE, message.kind)
         lease = self.table.get(message.lease_id)
         if lease is None or lease.uid != message.uid or lease.attempt != message.attempt:
             return refused(Refusal.UNKNOWN_ATTEMPT)
@@ -138,7 +145,7 @@ class DecodeNode(Node[Lease]):
         if lease.commit is not None and not lease.ending:
             return ACCEPTED if lease.commit == message else refused(Refusal.WRONG_PHASE, "another commit came first")
         if lease.ending:
-            return refused(Refusal.WRONG_PHASE, "ending")
+            return self._is_ending(lease)
         return self._committed(message, lease)
 
     def _committed(self, commit: Commit, lease: Lease) -> Reply:

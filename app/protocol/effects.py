@@ -80,10 +80,11 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """Make ``blocks`` readable for a peer and digest them; comes back as Sealed."""
+    """Make ``blocks`` readable for a peer and digest them while they are at ``generations``; comes back as Sealed."""
 
     key: str
     blocks: tuple[int, ...]
+    generations: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

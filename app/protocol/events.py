@@ -28,10 +28,9 @@ class Answered:
 
 @dataclass(frozen=True, slots=True)
 class AskFailed:
-    """Ask(tag) got no answer: not applied, or (``unknown``) nobody knows."""
+    """Ask(tag) got no answer. Whether it was applied, or will be, nobody knows."""
 
     tag: int
-    unknown: bool
     detail: str
 
 
@@ -45,11 +44,10 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class CallEnded:
-    """How Call(tag) ended: the peer's reply; or none, and then whether the message certainly was not sent."""
+    """How Call(tag) ended: the peer's reply; or none, and ``detail`` says how."""
 
     tag: int
     reply: Reply | None
-    not_sent: bool = False
     detail: str = ""
 
 
@@ -86,7 +84,6 @@ class Sealed:
 
     key: str
     location: KVLocation | None
-    generations: tuple[int, ...] = ()
     digests: tuple[str, ...] = ()
     error: str = ""
 

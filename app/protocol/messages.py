@@ -39,7 +39,7 @@ class Refusal(StrEnum):
     WRONG_PHASE = "wrong_phase"
     BLOCK_COUNT = "block_count"
     WRONG_ROLE = "wrong_role"
-    DRAINING = "draining"
+    HANDED_BACK = "handed_back"  # the attempt is being handed back: nobody's failure
 
 
 class HandoffMessage(Frozen):

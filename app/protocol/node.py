@@ -1,4 +1,4 @@
-"""What both machines share: bells, questions to the ledger, calls, timers, ends, the comparison of holdings.
+"""What both machines share: bells and the work they bring, ends, the comparison of holdings.
 
 A machine is driven by ``receive(event, now)`` and ``poll(now)``; both return the effects to do, in order. ``now`` is
 any monotonic time in seconds. Nothing here waits, draws random numbers (``draw`` is given) or talks to anybody.
@@ -6,19 +6,18 @@ any monotonic time in seconds. Nothing here waits, draws random numbers (``draw`
 
 from __future__ import annotations
 
-import heapq
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from app.protocol import effects as do
 from app.protocol import events as on
+from app.protocol.asking import Asking
 from app.protocol.blocks import BlockPool
 from app.protocol.commands import (
     Bell,
-    Command,
     FailAnswer,
     FailAttempt,
     FailStatus,
@@ -29,11 +28,12 @@ from app.protocol.commands import (
     HoldingsAnswer,
     ReadStatus,
 )
-from app.protocol.messages import Message, Refusal, Reply, refused
+from app.protocol.messages import Refusal, Reply, refused
 from app.protocol.tables import FailureReason
 
-_RETRY_FIRST_S = 0.1
-_RETRY_MOST_S = 1.0
+_REGISTER_AGAIN_S = 0.1
+LOOK_TRIES = 4
+"""Repeats of a question for work. What it may have brought all the same is handed back by the comparison."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,16 +59,6 @@ class NodeConfig:
         return self.link_timeout_s + num_blocks * self.block_bytes / self.pull_min_bytes_per_s
 
 
-@dataclass(slots=True)
-class _Question:
-    """A ledger command on its way."""
-
-    command: Command
-    then: Callable[[Any], None]
-    retry: bool
-    wait_s: float = _RETRY_FIRST_S
-
-
 @dataclass(slots=True, kw_only=True)
 class Held:
     """One piece of work in a node's table, and who must still stop before its blocks are free."""
@@ -86,6 +76,8 @@ class Held:
     mover_busy: bool = False
     ending: bool = False
     """The ledger is being told, or only engine and mover have still to stop."""
+    overload: bool = False
+    """It is ending through nobody's fault: a peer that hears of it must not count a failure."""
     told: bool = False
     """The ledger knows that this is over for us (or never gave it to us)."""
     outcome: str = ""
@@ -94,30 +86,25 @@ class Held:
 H = TypeVar("H", bound=Held)
 
 
-class Node(ABC, Generic[H]):
+class Node(Asking, ABC, Generic[H]):
     """One node's side of the protocol, as a pure machine. ``table`` holds its work by fence or lease id."""
 
     queue: str
     """The queue whose bells this role hears: "prefill" or "decode"."""
 
     def __init__(self, config: NodeConfig, pool: BlockPool, draw: Callable[[], str]) -> None:
+        super().__init__()
         self.config = config
         self.pool = pool
         self.draining = False
         self.registered = False
         self.table: dict[str, H] = {}
-        self.refusals: dict[str, int] = {}
         self._draw = draw
-        self._now = 0.0
-        self._out: list[do.Effect] = []
-        self._tags = 0
-        self._questions: dict[int, _Question] = {}
-        self._calls: dict[int, Callable[[on.CallEnded], None]] = {}
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._bells: deque[on.BellRang] = deque()
         self._asking_for_work = False
         self._starved = False
         self._self_rung = False
+        self._registering = False
         self._checking = False
         self._check_due = 0
         """The check that is due next; a timer of an earlier one finds itself superseded."""
@@ -135,11 +122,11 @@ class Node(ABC, Generic[H]):
             case on.AskFailed():
                 self._ask_failed(event)
             case on.Called():
-                self._reply(event.call_id, self._called(event))
+                reply = self._called(event)
+                if reply is not None:
+                    self._reply(event, reply)
             case on.CallEnded():
-                then = self._calls.pop(event.tag, None)
-                if then is not None:
-                    then(event)
+                self._call_ended(event)
             case on.Stepped():
                 for sample in event.samples:
                     self._sampled(sample)
@@ -149,22 +136,12 @@ class Node(ABC, Generic[H]):
                 self._told(event)
         return self._flush()
 
-    def poll(self, now: float) -> list[do.Effect]:
-        """Let time pass: runs every timer that is due."""
-        self._now = max(self._now, now)
-        while self._timers and self._timers[0][0] <= self._now:
-            heapq.heappop(self._timers)[2]()
-        return self._flush()
-
-    @property
-    def next_deadline(self) -> float | None:
-        """When ``poll`` wants to be called next, or None."""
-        return self._timers[0][0] if self._timers else None
-
     @property
     def wants_bells(self) -> bool:
-        """Whether this node has room. A full node stops consuming instead of dropping bells."""
-        return not self.draining and self._has_room()
+        """Whether this node takes another bell: it has room, and none waits already. A full node stops consuming, so
+        that the bells stay where other nodes find them."""
+        busy = self._asking_for_work or self._bells
+        return self.registered and not self.draining and not busy and self._has_room()
 
     @property
     def idle(self) -> bool:
@@ -263,9 +240,12 @@ class Node(ABC, Generic[H]):
         """The question for work is answered; without work the bell's task ends here."""
         self._asking_for_work = False
         if not found:
-            self._starved = True
             self._done(bell.bell_id, outcome or "nothing to do")
+        # Where there was none for now, or some that no bell had told us of, there may be more.
+        self._starved = self._starved or not found or not bell.uid
         self._look_for_work()
+        if found:
+            self._ring_self_if_room()
 
     def _freed(self) -> None:
         """Blocks came back: whoever waits may fit now."""
@@ -283,72 +263,16 @@ class Node(ABC, Generic[H]):
         self._self_rung = False  # that bell may be lost, as any
 
     def _drop_bells(self, outcome: str) -> None:
+        """Somebody else shall hear them."""
         while self._bells:
-            self._done(self._bells.popleft().bell_id, outcome)
+            bell = self._bells.popleft()
+            self._done(bell.bell_id, outcome)
+            if bell.uid:
+                self._ring(Bell(self.queue, bell.uid, bell.attempt))
 
     def _done(self, bell_id: str, outcome: str) -> None:
         if bell_id:
             self._out.append(do.BellDone(bell_id, outcome))
-
-    # ledger questions
-
-    def _ask(self, command: Command, then: Callable[[Any], None], *, retry: bool = True) -> None:
-        """Ask the ledger; ``then`` gets the answer. With ``retry`` the same command is asked again until it is
-        answered: every command is safe to repeat (rule 2). LATE changed nothing, so it is asked again too."""
-        self._send_question(_Question(command, then, retry))
-
-    def _send_question(self, question: _Question) -> None:
-        self._tags += 1
-        self._questions[self._tags] = question
-        self._out.append(do.Ask(self._tags, question.command))
-
-    def _answered(self, event: on.Answered) -> None:
-        question = self._questions.pop(event.tag, None)
-        if question is None:
-            return  # a doubled answer
-        if getattr(event.answer, "status", "") == "LATE" and question.retry:
-            self._ask_again(question)
-        else:
-            question.then(event.answer)
-
-    def _ask_failed(self, event: on.AskFailed) -> None:
-        question = self._questions.pop(event.tag, None)
-        if question is None:
-            return
-        if question.retry:
-            self._ask_again(question)
-        else:
-            question.then(None)
-
-    def _ask_again(self, question: _Question) -> None:
-        self._at(question.wait_s, lambda: self._send_question(question))
-        question.wait_s = min(2 * question.wait_s, _RETRY_MOST_S)
-
-    # calls between nodes
-
-    def _call(
-        self, address: str, incarnation: str, message: Message, timeout_s: float, then: Callable[[on.CallEnded], None]
-    ) -> None:
-        self._tags += 1
-        self._calls[self._tags] = then
-        self._out.append(do.Call(self._tags, address, incarnation, message, timeout_s))
-
-    def _reply(self, call_id: str, reply: Reply | None) -> None:
-        if reply is None:
-            return
-        if not reply.accepted:
-            self.refusals[reply.reason] = self.refusals.get(reply.reason, 0) + 1
-        self._out.append(do.ReplyTo(call_id, reply))
-
-    @staticmethod
-    def _wrong_role(message: Message) -> Reply:
-        return refused(Refusal.WRONG_ROLE, message.kind)
-
-    # time
-
-    def _at(self, in_s: float, what: Callable[[], None]) -> None:
-        self._tags += 1
-        heapq.heappush(self._timers, (self._now + in_s, self._tags, what))
 
     # ends
 
@@ -356,12 +280,18 @@ class Node(ABC, Generic[H]):
         """End the attempt in the ledger. FENCED means that it is somebody else's by now, or ended: just as good."""
         self._failing(key, held, reason, detail)
         held.ending = True
+        held.overload = kind is FailureKind.OVERLOAD
         self._stop(key, held)
         self._log("attempt failed", held, "warning", reason=reason, detail=detail)
         fail = FailAttempt(
             held.uid, held.attempt, held.fence, self.config.incarnation, held.lease_id, kind, reason, detail
         )
         self._ask(fail, lambda answer: self._failed(key, held, reason, answer))
+
+    @staticmethod
+    def _is_ending(held: Held) -> Reply:
+        """The refusal of a message about work that is on its way out."""
+        return refused(Refusal.HANDED_BACK if held.overload else Refusal.WRONG_PHASE, "ending")
 
     def _failed(self, key: str, held: H, reason: str, answer: FailAnswer) -> None:
         if answer.status is FailStatus.REQUEUED:
@@ -410,7 +340,7 @@ class Node(ABC, Generic[H]):
         self._ask(
             Holdings(self.config.incarnation),
             lambda answer: self._compare(answer, held_before, asking_before),
-            retry=False,
+            tries=0,
         )
 
     def _compare(self, answer: HoldingsAnswer | None, held_before: frozenset[str], asking_before: bool) -> None:
@@ -455,7 +385,7 @@ class Node(ABC, Generic[H]):
             FailureReason.HANDED_BACK,
             "given to a node that does not hold it",
         )
-        self._ask(fail, lambda answer: self._handed_back(given, answer), retry=False)
+        self._ask(fail, lambda answer: self._handed_back(given, answer), tries=0)
 
     def _handed_back(self, given: HeldClaim | HeldLease, answer: FailAnswer | None) -> None:
         if answer is not None and answer.status is FailStatus.REQUEUED:
@@ -467,17 +397,18 @@ class Node(ABC, Generic[H]):
         self.registered = False
         for key in self._holds():
             self._let_go(key)
-        self._register_when_idle()
+        if not self._registering:
+            self._register_when_idle()
 
     def _register_when_idle(self) -> None:
+        self._registering = False
         if self.registered or self.draining:
             return
         if self.idle:
             self._out.append(do.Register())
         else:
-            self._at(_RETRY_FIRST_S, self._register_when_idle)
-
-    # small things
+            self._registering = True
+            self._at(_REGISTER_AGAIN_S, self._register_when_idle)
 
     def _ring(self, bell: Bell) -> None:
         self._out.append(do.Ring(bell))
@@ -485,10 +416,6 @@ class Node(ABC, Generic[H]):
     def _log(self, event: str, held: H, level: str = "info", **fields: str | int) -> None:
         who: dict[str, str | int] = {"request_id": held.client_id, "attempt": held.attempt}
         self._out.append(do.Log(event, held.uid, who | fields, level))
-
-    def _flush(self) -> list[do.Effect]:
-        out, self._out = self._out, []
-        return out
 
 
 def _key(given: HeldClaim | HeldLease) -> str:

@@ -28,7 +28,7 @@ from app.protocol.commands import (
     Work,
 )
 from app.protocol.messages import ACCEPTED, Commit, Grant, Message, PullResult, Refusal, Reply, refused
-from app.protocol.node import Held, Node, NodeConfig
+from app.protocol.node import LOOK_TRIES, Held, Node, NodeConfig
 from app.protocol.tables import BlockState, FailureReason
 
 _RING_AGAIN_S = (1.0, 2.0, 4.0)
@@ -49,6 +49,8 @@ class Attempt(Held):
     """One claimed attempt. Keyed by its fence, which this node drew."""
 
     work: Work
+    generations: tuple[int, ...]
+    """Of ``blocks``, as they were taken (rule 6)."""
     claimed_at: float
     phase: Phase = Phase.COMPUTING
     grant: Grant | None = None
@@ -56,6 +58,8 @@ class Attempt(Held):
     token: int = -1
     first_token_told: bool = False
     sealed: on.Sealed | None = None
+    older_waited: bool = False
+    """At the last check a request that was admitted earlier was QUEUED."""
     yields: bool = False
     """Given up so that an older request can have the room: nothing is claimed before its blocks are free."""
 
@@ -92,33 +96,39 @@ class PrefillNode(Node[Attempt]):
     def _ask_for_work(self, bell: on.BellRang) -> None:
         fence = self._draw()
         claim = Claim(bell.uid, self.config.incarnation, fence, self.pool.free, self.config.block_size_tokens)
-        self._ask(claim, lambda answer: self._claimed(bell, fence, answer))
+        self._ask(claim, lambda answer: self._claimed(bell, fence, answer), tries=LOOK_TRIES)
 
-    def _claimed(self, bell: on.BellRang, fence: str, answer: ClaimAnswer) -> None:
+    def _claimed(self, bell: on.BellRang, fence: str, answer: ClaimAnswer | None) -> None:
         self._take(bell, fence, answer)
         early, self._early = self._early, []
         for call in early:
-            self._reply(call.call_id, self._called(call))
+            reply = self._called(call)
+            if reply is not None:
+                self._reply(call, reply)
 
-    def _take(self, bell: on.BellRang, fence: str, answer: ClaimAnswer) -> None:
-        if answer.status is not ClaimStatus.CLAIMED or answer.work is None:
-            self._work_answered(bell, False, answer.status.lower())
+    def _take(self, bell: on.BellRang, fence: str, answer: ClaimAnswer | None) -> None:
+        if answer is None or answer.status is not ClaimStatus.CLAIMED or answer.work is None:
+            self._work_answered(bell, False, "no answer" if answer is None else answer.status.lower())
             return
         work = answer.work
         num_blocks = blocks_for(len(work.prompt_ids) + len(work.output_ids), self.config.block_size_tokens)
+        blocks = self.pool.take(num_blocks, fence, BlockState.RUNNING)
         attempt = self.table[fence] = Attempt(
             uid=work.uid,
             client_id=work.client_id,
             attempt=work.attempt,
             fence=fence,
-            blocks=self.pool.take(num_blocks, fence, BlockState.RUNNING),
+            blocks=blocks,
+            generations=self.pool.generations(blocks),
             bell_id=bell.bell_id,
             work=work,
             claimed_at=self._now,
         )
         self._log("claimed", attempt, blocks=num_blocks)
         finish = self._already_ended(work)
-        if finish:
+        if self.draining:  # asked before the drain, answered after it
+            self._fail(fence, attempt, FailureKind.OVERLOAD, FailureReason.DRAINING)
+        elif finish:
             self._end_with(fence, attempt, (), finish)
         else:
             attempt.in_engine = True
@@ -201,14 +211,14 @@ class PrefillNode(Node[Attempt]):
             return self._granted(message)
         if isinstance(message, PullResult):
             return self._pull_ended(message)
-        return self._wrong_role(message)
+        return refused(Refusal.WRONG_ROLE, message.kind)
 
     def _known(self, message: Message) -> Attempt | Reply:
         attempt = self.table.get(message.fence)
         if attempt is None or attempt.uid != message.uid or attempt.attempt != message.attempt:
             return refused(Refusal.UNKNOWN_ATTEMPT)
         if attempt.ending:
-            return refused(Refusal.WRONG_PHASE, "ending")
+            return self._is_ending(attempt)
         return attempt
 
     def _granted(self, grant: Grant) -> Reply:
@@ -236,8 +246,8 @@ class PrefillNode(Node[Attempt]):
             (attempt.token,),
         )
         # Asked once: where its outcome is unknown, ``activate`` writes the token if the ledger lost it.
-        self._ask(emit, lambda answer: self._first_token_told(fence, attempt, answer), retry=False)
-        self._out.append(do.Seal(fence, attempt.blocks))
+        self._ask(emit, lambda answer: self._first_token_told(fence, attempt, answer), tries=0)
+        self._out.append(do.Seal(fence, attempt.blocks, attempt.generations))
 
     def _first_token_told(self, fence: str, attempt: Attempt, answer: EmitAnswer | None) -> None:
         if attempt.ending:
@@ -285,7 +295,7 @@ class PrefillNode(Node[Attempt]):
             num_tokens=attempt.num_tokens,
             location=sealed.location,
             blocks=attempt.blocks,
-            generations=sealed.generations,
+            generations=attempt.generations,
             digests=sealed.digests,
         )
         self._log("commit", attempt, lease=grant.lease_id)
@@ -304,7 +314,8 @@ class PrefillNode(Node[Attempt]):
             self._fail(fence, attempt, FailureKind.FAILURE, FailureReason.COMMIT_UNACKNOWLEDGED, ended.detail)
         elif not ended.reply.accepted:
             detail = f"{ended.reply.reason} {ended.reply.detail}".strip()
-            self._fail(fence, attempt, FailureKind.FAILURE, FailureReason.COMMIT_REFUSED, detail)
+            kind = FailureKind.OVERLOAD if ended.reply.reason is Refusal.HANDED_BACK else FailureKind.FAILURE
+            self._fail(fence, attempt, kind, FailureReason.COMMIT_REFUSED, detail)
         else:
             attempt.phase = Phase.COMMITTED
             # Longer than decode's own deadline, so that decode's answer comes first.
@@ -327,7 +338,8 @@ class PrefillNode(Node[Attempt]):
             self._over(result.fence, attempt, "handed over")
         else:  # decode fails the attempt with its lease; so do we: whoever comes first
             detail = f"{result.reason} {result.detail}".strip()
-            self._fail(result.fence, attempt, FailureKind.FAILURE, FailureReason.PULL_FAILED, detail)
+            kind = FailureKind.OVERLOAD if result.reason == FailureReason.DRAINING else FailureKind.FAILURE
+            self._fail(result.fence, attempt, kind, FailureReason.PULL_FAILED, detail)
         return ACCEPTED
 
     # holdings and drain
@@ -336,10 +348,15 @@ class PrefillNode(Node[Attempt]):
         return answer.claims
 
     def _reconsider(self, key: str, held: Attempt, given: HeldClaim | HeldLease) -> None:
-        """A grant that does not come is waited for with KV in hand, unless an older request needs the room."""
-        overdue = self._now - held.claimed_at > self.config.grant_timeout_s
+        """A grant that does not come is waited for with KV in hand, unless an older request needs the room.
+
+        One attempt yields at a time, and only to a request that found no room from one check to the next.
+        """
         older_waits = isinstance(given, HeldClaim) and given.older_waits
-        if overdue and older_waits and held.grant is None and held.phase is Phase.COMPUTED and not held.ending:
+        still_waits, held.older_waited = older_waits and held.older_waited, older_waits
+        overdue = self._now - held.claimed_at > self.config.grant_timeout_s
+        idle = held.phase is Phase.COMPUTED and held.grant is None and not held.ending
+        if still_waits and overdue and idle and not any(attempt.yields for attempt in self.table.values()):
             held.yields = True
             self._fail(key, held, FailureKind.OVERLOAD, FailureReason.GRANT_TIMEOUT, "an older request needs the room")
 

@@ -22,12 +22,12 @@ from web.services import KEY, Services
 class Rig:
     """One web process and one pair of workers over one ledger."""
 
-    def __init__(self, ledger: Ledger, settings: Settings, script: Script | None) -> None:
+    def __init__(self, ledger: Ledger, settings: Settings, script: Script | None, wait_registered: bool) -> None:
         self.ledger = ledger
         self.bells = HeardBells()
         self.app: Flask = create_app(settings, ledger, self.bells, toy_model())
         self.services: Services = self.app.extensions[KEY]
-        assert self.services.node.wait_registered(5)
+        assert not wait_registered or self.services.node.wait_registered(5)
         self.worker = ScriptedWorker(ledger, script) if script is not None else None
 
     def post(self, path: str, body: Any, request_id: str | None = None) -> TestResponse:
@@ -73,9 +73,10 @@ def make_rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeRig]:
     def make(
         script: Script | None = lambda work: say("hello"),
         wrap: Callable[[Ledger], Ledger] = lambda ledger: ledger,
+        wait_registered: bool = True,
         **settings: object,
     ) -> Rig:
-        rig = Rig(wrap(MemoryLedger(wall_ms)), toy_settings(**settings), script)
+        rig = Rig(wrap(MemoryLedger(wall_ms)), toy_settings(**settings), script, wait_registered)
         rigs.append(rig)
         return rig
 

@@ -7,12 +7,14 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from app.ledger.api import Ledger
 from app.model.chat import ChatTemplate
+from app.model.limits import LengthLimits
 from app.model.tokenizer import Tokenizer
 from app.protocol.commands import (
     Activate,
@@ -60,9 +62,9 @@ def _byte_of(char: str) -> int:
 def toy_model(max_model_len_tokens: int = 512, pool_tokens: int = 4096) -> ServedModel:
     return ServedModel(
         name="toy",
+        fingerprint="toy-1",
         vocab_size=258,
-        max_model_len_tokens=max_model_len_tokens,
-        pool_tokens=pool_tokens,
+        limits=LengthLimits(max_model_len_tokens, pool_tokens),
         longest_token_bytes=len("<|im_start|>"),
         tokenizer=toy_tokenizer(),
         chat=ChatTemplate(CHATML, "", "<|im_end|>"),
@@ -135,7 +137,13 @@ def say(text: str, finish: FinishReason = "stop", *, eos: bool = True) -> list[S
 class ScriptedWorker:
     """A prefill and a decode node without an engine: what they emit is a script. Each request has a thread."""
 
-    def __init__(self, ledger: Ledger, script: Script, roles: Sequence[str] = ("prefill", "decode")) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        script: Script,
+        roles: Sequence[Literal["prefill", "decode"]] = ("prefill", "decode"),
+        num_blocks: int = 256,
+    ) -> None:
         self.script = script
         self.emitted: list[EmitStatus] = []
         self._ledger = ledger
@@ -152,8 +160,9 @@ class ScriptedWorker:
                 pid=1,
                 host="test",
                 address="tcp://127.0.0.1:1" if role == "prefill" else "",
+                model="toy-1",
                 layout="toy",
-                num_blocks=256,
+                num_blocks=num_blocks,
                 block_size_tokens=16,
             )
             ledger.execute(Register(node, 60_000))

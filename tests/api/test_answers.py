@@ -158,6 +158,7 @@ def test_what_the_worker_gets_is_what_the_client_asked_for(make_rig: MakeRig) ->
     assert (work.client_id, list(work.prompt_ids), work.attempt) == ("r1", ids("hi"), 1)
     expected = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": -7, "max_tokens": 9, "ignore_eos": True}
     assert work.sampling.model_dump() == {**expected, "stop": ("END",)}
+    wait_for(lambda: rig.bells.rung)
     (bell,) = rig.bells.rung
     assert (bell.queue, bell.uid, bell.attempt) == ("prefill", work.uid, 1)
 
@@ -249,6 +250,7 @@ def test_an_admission_of_unknown_outcome_is_aborted_and_rings_nothing(make_rig: 
     rig = make_rig(script=None, wrap=Forgetful)
     rig.ledger.applied = applied  # type: ignore[attr-defined]
     error_of(rig.complete("r1"), 503, "service_unavailable")
+    rig.services.bells.close()  # rings what waits
     assert rig.bells.rung == []
     assert rig.state("r1") == ("ABORTED" if applied else "UNKNOWN")
 

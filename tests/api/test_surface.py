@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from typing import Any
 
@@ -9,8 +10,12 @@ import pytest
 from werkzeug.test import TestResponse
 
 from app.ledger.api import Ledger
-from tests.api.conftest import MakeRig, Rig
-from tests.api.support import IM_END, Fail, Send, Wait, ids, say
+from app.ledger.memory import MemoryLedger
+from app.protocol.commands import ReadStatus, Register, SnapshotAnswer
+from app.schemas import NodeInfo
+from tests.api.conftest import MakeRig, Rig, wall_ms
+from tests.api.support import IM_END, Fail, ScriptedWorker, Send, Wait, ids, say, wait_for
+from web.requests_api import _describe
 
 
 def error_of(answer: TestResponse, status: int, code: str) -> dict[str, Any]:
@@ -111,6 +116,62 @@ def test_cluster_shows_nodes_and_leases(make_rig: MakeRig) -> None:
     assert (lease["request_id"], lease["attempt"], lease["node"], lease["state"]) == ("r1", 1, "decode1", "ACTIVE")
     assert {"uid", "age_s", "blocks"} <= set(lease)
     assert (body["queued"], body["waiting_for_grant"]) == (0, 0)
+
+
+def test_a_web_of_another_model_takes_nothing_and_says_why(make_rig: MakeRig) -> None:
+    other = MemoryLedger(wall_ms)
+    other.execute(
+        Register(NodeInfo(incarnation="p", role="prefill", name="p1", pid=1, host="h", model="other"), 60_000)
+    )
+    rig = make_rig(script=None, wrap=lambda _: other, wait_registered=False)
+    wait_for(lambda: "other (p1)" in rig.get("/ready").text)
+    assert rig.get("/ready").status_code == 503
+    assert "other (p1)" in error_of(rig.complete(), 503, "service_unavailable")["message"]
+
+
+def test_what_no_running_node_can_hold_is_refused_at_once(make_rig: MakeRig) -> None:
+    rig = make_rig(script=None)
+    rig.worker = ScriptedWorker(rig.ledger, lambda work: say("hello"), num_blocks=4)
+    assert rig.complete(prompt="x" * 14, max_tokens=50).status_code == 200
+    error = error_of(rig.complete(prompt="x" * 15, max_tokens=50), 400, "context_length_exceeded")
+    assert "64 tokens" in error["message"]
+    assert rig.complete(prompt="x" * 14, max_tokens=50).status_code == 200  # its place was given back
+
+
+def test_a_web_alone_ends_what_nobody_takes(make_rig: MakeRig) -> None:
+    rig = make_rig(script=None, queue_timeout_s=0.2)
+    answer = rig.complete(request_id="r1")
+    error_of(answer, 503, "request_expired")
+    assert rig.state("r1") == "EXPIRED"
+
+
+def test_a_broker_that_hangs_delays_no_answer(make_rig: MakeRig) -> None:
+    leave = threading.Event()
+    rig = make_rig()
+    rig.bells.ring = lambda bell: assert_soon(leave)  # type: ignore[method-assign]
+    try:
+        assert rig.complete().status_code == 200
+        assert rig.complete().status_code == 200
+        assert rig.get("/health").status_code == 200
+    finally:
+        leave.set()
+
+
+def assert_soon(event: threading.Event) -> None:
+    assert event.wait(10)
+
+
+def test_the_timeline_is_in_the_order_of_a_requests_life(rig: Rig) -> None:
+    rig.complete(request_id="r1")
+    timeline = json.loads(rig.get("/v1/requests/r1").data)["timeline"]
+    # Of the twin the scripted worker's order would be another: it emits token 0 before it has a lease.
+    assert list(timeline) == [p for p in LIFE if p in timeline]
+    assert len(timeline) >= 5
+    shuffled = SnapshotAnswer(ReadStatus.FOUND, 0, timeline=dict.fromkeys(reversed(LIFE), 1))
+    assert list(_describe(shuffled)["timeline"]) == LIFE
+
+
+LIFE = ["queued", "claimed", "granted", "first_token", "committed", "activated", "finished"]
 
 
 def test_an_ended_request_can_be_looked_up(rig: Rig) -> None:

@@ -1,6 +1,7 @@
 """`baton up` as a person runs it: a real cluster, real kills. The model comes from the usual cache."""
 
 import functools
+import json
 import os
 import re
 import signal
@@ -22,7 +23,16 @@ from tests.integration.baton import START_S, STOP_S, Baton
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
 
 Start = Callable[..., Baton]
-NAMES = {"valkey", "prefill1", "decode1", "control1", "beat", "web", "flower"}
+CHILDREN = {
+    "decode1": ("-Q", "decode"),
+    "prefill1": ("-Q", "prefill"),
+    "control1": ("-Q", "control"),
+    "beat": ("beat",),
+    "flower": ("flower",),
+    "web": ("gunicorn",),
+    "valkey": ("app.launcher.ledger_child",),
+}
+"""Words that tell each child's command line from the others'."""
 
 
 @pytest.fixture
@@ -85,35 +95,55 @@ def assert_all_gone(baton: Baton, processes: list[psutil.Process], within_s: flo
     assert refused(baton.port)
 
 
-def test_a_cluster_comes_up_serves_and_leaves_nothing_when_it_is_told_to_stop(home: Path, start: Start) -> None:
-    shm_before = shared_memory()
-    baton = start()
-    baton.wait_until_ready()
-    assert baton.text.count("ready: ") == 1
-    assert {"prefill1", "decode1", "control1"} <= set(baton.nodes())
-    assert re.fullmatch(r"baton:\S{12,}", baton.flower_login)
-    assert not any(baton.flower_login.split(":")[1] in " ".join(p.cmdline()) for p in baton.processes())
-    assert baton.flower_get("/api/workers", login="")[0] == 401
-    assert baton.flower_get("/api/workers", login=baton.flower_login)[0] == 200
-
-    command = [sys.executable, "-m", "app.cli", "status", "--port", str(baton.port)]
-    status = subprocess.run(command, cwd=SOURCE_ROOT, capture_output=True, text=True, check=False)
-    assert status.returncode == 0
-    assert status.stdout.startswith("ready\n")
-
-    processes = baton.processes()
-    assert len(processes) >= len(NAMES)
-    before = time.monotonic()
-    baton.process.send_signal(signal.SIGTERM)
-    assert baton.process.wait(STOP_S) == 0
-    assert time.monotonic() - before < STOP_S
-    assert_all_gone(baton, processes, within_s=0.5)
+def assert_nothing_left(home: Path, shm_before: set[str]) -> None:
     assert left_behind(home) == []
     assert shared_memory() <= shm_before
 
 
-def test_ctrl_c_during_an_answer_ends_it_with_an_error_and_leaves_nothing(home: Path, start: Start) -> None:
+def test_each_killed_child_comes_back_by_itself_and_sigterm_then_leaves_nothing(home: Path, start: Start) -> None:
     shm_before = shared_memory()
+    baton = start(BATON_NODE_TTL_S="60")
+    baton.wait_until_ready()
+    before = baton.nodes()
+    for name, words in CHILDREN.items():
+        baton.child(*words).kill()
+        if name in before:  # by its silence alone the ledger would know in a minute
+            baton.wait_for(functools.partial(is_known_to_be_dead, baton, before[name]["incarnation"]), 5)
+        baton.wait_for(functools.partial(baton.printed, f"{name} started again"), 10)
+        assert f"\n{name} ended (SIGKILL): starting it again in 0.5 s" in baton.text
+        baton.wait_for(baton.is_ready, START_S)
+    baton.wait_for(lambda: set(before) <= set(baton.nodes()), START_S)
+    after = baton.nodes()
+    for name in ("decode1", "prefill1", "control1"):
+        assert after[name]["incarnation"] != before[name]["incarnation"]
+        assert after[name]["pid"] != before[name]["pid"]
+
+    processes = baton.processes()
+    sent_at = time.monotonic()
+    baton.process.send_signal(signal.SIGTERM)
+    assert baton.process.wait(STOP_S) == 0
+    assert time.monotonic() - sent_at < STOP_S
+    assert_all_gone(baton, processes, within_s=0.5)
+    assert_nothing_left(home, shm_before)
+
+
+def is_known_to_be_dead(baton: Baton, incarnation: str) -> bool:
+    nodes = baton.get("/cluster")[1]["nodes"]
+    return not any(node["incarnation"] == incarnation and node["health"] == "healthy" for node in nodes)
+
+
+def test_children_end_with_a_killed_launcher_and_ctrl_c_during_an_answer_of_the_next_leaves_nothing(
+    home: Path, start: Start
+) -> None:
+    shm_before = shared_memory()
+    killed = start()
+    killed.wait_until_ready()
+    processes = killed.processes()
+    killed.process.kill()
+    killed.process.wait()
+    assert_all_gone(killed, processes, within_s=10)
+
+    # the next one cleans up; Ctrl-C during an answer ends it with an error
     baton = start()
     baton.wait_until_ready()
     processes = baton.processes()
@@ -121,80 +151,15 @@ def test_ctrl_c_during_an_answer_ends_it_with_an_error_and_leaves_nothing(home: 
     lines = baton.lines("/v1/completions", body)
     first = [next(lines) for _ in range(4)]
     assert first[0].startswith(b"data: {")
-    before = time.monotonic()
+    sent_at = time.monotonic()
     baton.process.send_signal(signal.SIGINT)
     rest = b"".join(lines)
     assert baton.process.wait(STOP_S) == 0
-    assert time.monotonic() - before < STOP_S
+    assert time.monotonic() - sent_at < STOP_S
     assert b'"error"' in rest
     assert b"[DONE]" not in rest
     assert_all_gone(baton, processes, within_s=0.5)
-    assert left_behind(home) == []
-    assert shared_memory() <= shm_before
-
-
-def test_each_killed_child_comes_back_by_itself(start: Start) -> None:
-    baton = start()
-    baton.wait_until_ready()
-    before = baton.nodes()
-    victims = {
-        "decode1": baton.child("-Q", "decode"),
-        "prefill1": baton.child("-Q", "prefill"),
-        "beat": baton.child("beat"),
-        "flower": baton.child("flower"),
-        "web": baton.child("gunicorn"),
-        "valkey": baton.child("app.launcher.ledger_child"),
-    }
-    for name, victim in victims.items():
-        victim.kill()
-        baton.wait_for(functools.partial(baton.printed, f"{name} started again"), 10)
-        assert f"\n{name} ended (SIGKILL): starting it again in 0.5 s" in baton.text
-        baton.wait_for(baton.is_ready, START_S)
-    baton.wait_for(lambda: set(before) <= set(baton.nodes()), START_S)
-    after = baton.nodes()
-    for name in ("decode1", "prefill1"):
-        assert after[name]["incarnation"] != before[name]["incarnation"]
-        assert after[name]["pid"] != before[name]["pid"]
-
-
-def test_the_ledger_knows_of_a_death_at_once(start: Start) -> None:
-    baton = start(BATON_NODE_TTL_S="60")
-    baton.wait_until_ready()
-    dead = baton.nodes()["decode1"]["incarnation"]
-    baton.child("-Q", "decode").kill()
-
-    def known() -> bool:
-        nodes = baton.get("/cluster")[1]["nodes"]
-        return not any(node["incarnation"] == dead and node["health"] == "healthy" for node in nodes)
-
-    baton.wait_for(known, 5)  # the heartbeat alone would take a minute
-
-
-def test_children_end_with_a_launcher_that_was_killed_and_the_next_one_cleans_up(home: Path, start: Start) -> None:
-    baton = start()
-    baton.wait_until_ready()
-    processes = baton.processes()
-    baton.process.kill()
-    baton.process.wait()
-    assert_all_gone(baton, processes, within_s=10)
-    again = start()
-    again.wait_until_ready()
-    again.stop()
-    assert again.process.returncode == 0
-    assert left_behind(home) == []
-
-
-def test_a_second_ctrl_c_does_not_wait(start: Start) -> None:
-    baton = start(BATON_DRAIN_TIMEOUT_S="60")
-    baton.wait_until_ready()
-    processes = baton.processes()
-    frozen = baton.child("-Q", "prefill")
-    frozen.suspend()
-    baton.process.send_signal(signal.SIGINT)
-    baton.wait_for(lambda: "\nstopping" in baton.text, 5)
-    baton.process.send_signal(signal.SIGINT)
-    baton.process.wait(5)
-    assert_all_gone(baton, processes, within_s=1)
+    assert_nothing_left(home, shm_before)
 
 
 def test_ctrl_c_before_it_is_ready_leaves_nothing(home: Path, start: Start) -> None:
@@ -252,19 +217,48 @@ def test_a_given_server_that_evicts_or_does_not_answer_is_refused(start: Start, 
         expect_refusal(start(BATON_REDIS_URL=server.url), "allkeys-lru")
     finally:
         server.stop()
-    expect_refusal(start(BATON_REDIS_URL=server.url), "BATON_REDIS_URL")
+    expect_refusal(start(BATON_REDIS_URL=server.url), "cannot be reached .*BATON_REDIS_URL")
 
 
-def test_a_given_server_is_used_and_left_running(start: Start, tmp_path: Path) -> None:
+def test_a_second_ctrl_c_does_not_wait_and_a_given_server_is_left_running(start: Start, tmp_path: Path) -> None:
     server = EmbeddedValkey(tmp_path / "given", aof=False)
     server.start()
     try:
-        baton = start(BATON_REDIS_URL=server.url)
+        baton = start(BATON_REDIS_URL=server.url, BATON_DRAIN_TIMEOUT_S="60")
         baton.wait_until_ready()
         assert "valkey" not in baton.text.split("starting ")[1].split("\n")[0]
         assert server.url in baton.text
-        baton.stop()
-        assert baton.process.returncode == 0
-        assert psutil.pid_exists(server.pid)
+        processes = baton.processes()
+        baton.child("-Q", "prefill").suspend()
+        baton.process.send_signal(signal.SIGINT)
+        baton.wait_for(lambda: "\nstopping" in baton.text, 5)
+        baton.process.send_signal(signal.SIGINT)
+        assert baton.process.wait(5) == 0
+        assert_all_gone(baton, processes, within_s=1)
+        with Redis.from_url(server.url) as client:
+            assert client.ping()
     finally:
         server.stop()
+
+
+def test_a_cluster_that_is_up_says_where_it_is_and_keeps_its_password_to_itself(baton: Baton) -> None:
+    assert baton.text.count("ready: ") == 1
+    assert {"prefill1", "prefill2", "decode1", "decode2", "control1"} <= set(baton.nodes())
+    assert len(baton.processes()) > len(CHILDREN)
+    assert re.fullmatch(r"baton:\S{12,}", baton.flower_login)
+    assert not any(baton.flower_login.split(":")[1] in " ".join(p.cmdline()) for p in baton.processes())
+    assert baton.flower_get("/api/workers", login="")[0] == 401
+    assert baton.flower_get("/api/workers", login=baton.flower_login)[0] == 200
+
+
+def test_status_of_a_cluster_that_is_up_for_a_person_and_for_a_script(baton: Baton) -> None:
+    command = [sys.executable, "-m", "app.cli", "status", "--port", str(baton.port)]
+    status = subprocess.run(command, cwd=SOURCE_ROOT, capture_output=True, text=True, check=False)
+    assert status.returncode == 0
+    assert status.stdout.startswith("ready\n")
+    as_json = subprocess.run([*command, "--json"], cwd=SOURCE_ROOT, capture_output=True, text=True, check=False)
+    assert as_json.returncode == 0
+    facts = json.loads(as_json.stdout)
+    assert (facts["ready"], facts["reasons"]) == (True, [])
+    assert set(facts) == {"ready", "reasons", *baton.get("/cluster")[1]}
+    assert {node["name"].split("@")[0] for node in facts["nodes"]} >= set(baton.nodes())

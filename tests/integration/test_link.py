@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import queue
 import signal
@@ -12,11 +13,17 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import zmq
 
 from app.link import CallOutcome, Link
 from app.protocol.messages import ACCEPTED, Message, PullResult, Refusal, refused
 
 RESULT = PullResult(uid="u", attempt=1, fence="f", lease_id="l", activated=True)
+
+
+def never(name: str, error: BaseException) -> None:
+    """A link in these tests must not die."""
+    raise AssertionError(name) from error
 
 
 class Peer:
@@ -25,7 +32,7 @@ class Peer:
     def __init__(self, incarnation: str, answer: object = ACCEPTED) -> None:
         self.got: list[Message] = []
         self.answer = answer
-        self.link = Link(incarnation, "127.0.0.1", self._called)
+        self.link = Link(incarnation, "127.0.0.1", self._called, never)
 
     def _called(self, call_id: str, message: Message) -> None:
         self.got.append(message)
@@ -35,7 +42,7 @@ class Peer:
 
 @pytest.fixture
 def caller() -> Iterator[Link]:
-    link = Link("caller", "127.0.0.1", lambda call_id, message: None)
+    link = Link("caller", "127.0.0.1", lambda call_id, message: None, never)
     yield link
     link.close()
 
@@ -119,7 +126,7 @@ CHILD = textwrap.dedent("""
     def called(call_id, message):
         print("got", flush=True)
         link.reply(call_id, ACCEPTED)
-    link = Link("child", "127.0.0.1", called)
+    link = Link("child", "127.0.0.1", called, lambda name, error: None)
     print(link.address, flush=True)
     threading.Event().wait()
 """)
@@ -168,3 +175,82 @@ def test_what_a_frozen_peer_reads_after_the_deadline_is_not_acted_on(
     assert ask(caller, address, "child")[0].reply == ACCEPTED
     process.kill()
     assert process.stdout.read() == "got\n", "only the call after the thaw was delivered"
+
+
+ENVELOPE = {"number": 1, "to": "peer", "sender": "x", "boot": "", "deadline": 1e9, "message": RESULT.model_dump()}
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"",
+        b"\xff\x00 not json",
+        b"[" * 200_000,
+        b'{"number": 1}',
+        json.dumps({**ENVELOPE, "number": -1}).encode(),
+        json.dumps({**ENVELOPE, "deadline": float("inf")}).encode(),
+        json.dumps({**ENVELOPE, "sender": None}).encode(),
+        json.dumps({**ENVELOPE, "message": {"kind": "grant"}}).encode(),
+        json.dumps({**ENVELOPE, "message": {**RESULT.model_dump(), "v": 2}}).encode(),
+        json.dumps({**ENVELOPE, "message": [[[]]]}).encode(),
+    ],
+    ids=lambda frame: repr(frame[:40]),
+)
+def test_what_is_no_call_is_not_delivered_and_the_next_call_works(caller: Link, frame: bytes) -> None:
+    peer = Peer("peer")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        with context.socket(zmq.DEALER) as stranger:
+            stranger.setsockopt(zmq.LINGER, 1000)
+            stranger.connect(peer.link.address)
+            stranger.send_multipart([b"", frame])
+            for _ in range(3):
+                assert ask(caller, peer.link.address, "peer")[0].reply == ACCEPTED
+    finally:
+        context.term()
+        peer.link.close()
+    assert peer.got == [RESULT] * 3
+
+
+def test_a_malformed_message_in_a_good_envelope_is_refused_by_name() -> None:
+    peer = Peer("peer")
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    try:
+        with context.socket(zmq.DEALER) as stranger:
+            stranger.setsockopt(zmq.LINGER, 0)
+            stranger.connect(peer.link.address)
+            stranger.send_multipart([b"", json.dumps({**ENVELOPE, "message": {"kind": "grant"}}).encode()])
+            assert stranger.poll(5000)
+            answer = json.loads(stranger.recv_multipart()[-1])
+    finally:
+        context.term()
+        peer.link.close()
+    assert (answer["number"], answer["reply"]["reason"]) == (1, "malformed")
+
+
+def test_a_call_on_a_closed_link_was_certainly_not_sent() -> None:
+    link = Link("caller", "127.0.0.1", lambda call_id, message: None, never)
+    link.close()
+    outcome, took = ask(link, "tcp://127.0.0.1:1", "peer", timeout_s=5)
+    assert outcome.reply is None
+    assert outcome.not_sent
+    assert took < 1
+
+
+def test_a_link_that_dies_says_so_and_later_calls_end_at_once() -> None:
+    crashes: queue.Queue[str] = queue.Queue()
+
+    def fail(call_id: str, message: Message) -> None:
+        raise ZeroDivisionError
+
+    broken = Link("broken", "127.0.0.1", fail, lambda name, error: crashes.put(f"{name} {type(error).__name__}"))
+    caller = Link("caller", "127.0.0.1", lambda call_id, message: None, never)
+    try:
+        ask(caller, broken.address, "broken", timeout_s=1)
+        assert crashes.get(timeout=5) == "link ZeroDivisionError"
+        outcome, took = ask(broken, caller.address, "caller", timeout_s=5)
+        assert outcome.not_sent
+        assert took < 1
+    finally:
+        caller.close()
+        broken.close()

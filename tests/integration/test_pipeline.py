@@ -10,8 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from celery import Celery
 from openai import OpenAI
 
+from app.bells import broker_options
+from app.settings import load_settings
 from tests.integration.baton import Baton
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
@@ -260,3 +263,22 @@ def test_an_idle_cluster_is_at_baseline_for_a_while(baton: Baton) -> None:
     start = time.monotonic()
     baton.wait_for(lambda: time.monotonic() - start > 2, 5)
     assert blocks_in_use(baton) == 0
+
+
+def test_doubled_and_malformed_bells_harm_nobody(baton: Baton, client: OpenAI) -> None:
+    """The broker may deliver one message twice under one task id, and anybody may put rubbish into its queues."""
+    settings = load_settings(redis_url=baton.find(r"Redis +(\S+)"))
+    before = {name: node["incarnation"] for name, node in baton.nodes().items()}
+    rubbish: list[Any] = [("no-such-uid", 1), (), ("uid",), ("uid", "one"), ("uid", None), (["uid"], {}), ("", 0)]
+    with Celery("stranger", broker=settings.effective_broker_url, set_as_current=False) as stranger:
+        stranger.conf.broker_transport_options = broker_options(settings, 2.0)
+        for queue in ("prefill", "decode"):
+            for number, arguments in enumerate(rubbish):
+                for _ in range(2):
+                    stranger.send_task(f"{queue}.bell", arguments, task_id=f"{queue}-{number}", queue=queue)
+    case = GREEDY[1]
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: complete(client, case), range(4)))
+    assert answers == [case["output_ids"]] * 4
+    assert {name: node["incarnation"] for name, node in baton.nodes().items()} == before
+    wait_for_baseline(baton)

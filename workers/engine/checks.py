@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from app.errors import EngineError, StartupError
-from workers.engine.sequence import Sequence, blocks_needed
+from app.protocol.blocks import blocks_for
+from workers.engine.sequence import Sequence
 
 if TYPE_CHECKING:
     from app.model.config import ModelConfig
@@ -36,7 +37,7 @@ class SequenceChecks:
             raise EngineError(f"sequence {key} has its max_tokens={sequence.sampling.max_tokens} already")
         if not 0 <= sequence.num_computed < num_tokens:
             raise EngineError(f"sequence {key}: num_computed={sequence.num_computed} must be in 0..{num_tokens - 1}")
-        needed = blocks_needed(num_tokens, self.block_size_tokens)
+        needed = blocks_for(num_tokens, self.block_size_tokens)
         if len(sequence.block_table) < needed:
             raise EngineError(
                 f"sequence {key} needs {needed} blocks for {num_tokens} tokens, got {len(sequence.block_table)}"

@@ -12,6 +12,7 @@ import paddle
 
 from app.errors import EngineError, StartupError
 from app.kv import KVPool, kv_layout
+from app.protocol.blocks import blocks_for
 from app.schemas import FinishReason, SamplingParams
 from app.text import StopChecker
 from workers.engine import runtime, sampler
@@ -21,7 +22,7 @@ from workers.engine.kv_cache import KVCache
 from workers.engine.loader import load_weights
 from workers.engine.model import LlamaModel
 from workers.engine.scheduler import Chunk, Scheduler
-from workers.engine.sequence import Sequence, StepOutput, blocks_needed
+from workers.engine.sequence import Sequence, StepOutput
 
 if TYPE_CHECKING:
     from app.model.folder import ModelFolder
@@ -123,7 +124,7 @@ class Engine:
 
     def blocks_needed(self, num_tokens: int) -> int:
         """Blocks that hold the KV of ``num_tokens`` tokens."""
-        return blocks_needed(num_tokens, self.block_size_tokens)
+        return blocks_for(num_tokens, self.block_size_tokens)
 
     # What the host does
 

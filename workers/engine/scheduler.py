@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from workers.engine.sequence import Sequence, blocks_needed
+from app.protocol.blocks import blocks_for
+from workers.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,4 +81,4 @@ class Scheduler:
             self.running.append(self.waiting.popleft())
 
     def _has_room(self, sequence: Sequence) -> bool:
-        return blocks_needed(sequence.num_computed + 1, self.block_size_tokens) <= len(sequence.block_table)
+        return blocks_for(sequence.num_computed + 1, self.block_size_tokens) <= len(sequence.block_table)

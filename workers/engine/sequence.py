@@ -57,8 +57,3 @@ class Sequence:
     def append(self, token_id: int) -> None:
         self.output_ids.append(token_id)
         self.token_ids.append(token_id)
-
-
-def blocks_needed(num_tokens: int, block_size_tokens: int) -> int:
-    """Blocks that hold the KV of ``num_tokens`` tokens."""
-    return -(-num_tokens // block_size_tokens)

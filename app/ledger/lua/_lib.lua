@@ -20,8 +20,9 @@
 --   lease:{id}      hash    uid, attempt, fence, node, state, blocks, at; PEXPIRE only after its end
 --   leases          zset    open lease ids by ledger ms of their reservation
 --   nodes           zset    incarnation by the ledger ms until which it counts as fresh; -1: declared dead
---   node:{inc}      hash    info and gauges (JSON), state, role, name, address, layout, num_blocks, ttl, heartbeat, cursor
---   kv_nodes        set     incarnations of prefill and decode nodes that are not declared dead
+--   node:{inc}      hash    info and gauges (JSON), state, role, name, address, model, layout, num_blocks, room_tokens,
+--                           ttl, heartbeat, cursor
+--   model_nodes     set     incarnations of web, prefill and decode nodes that are not declared dead
 --   owned:{inc}     zset    "c:uid" claims, "l:lease" leases, "w:uid:connection" watchers, by ledger ms of acquisition
 --   events:{web}    stream  one field e: an event as JSON; wakes the web process up
 --   tombstones      zset    uids aborted before their admission came, by the ledger ms of their expiry
@@ -263,12 +264,12 @@ end
 local function declare_dead(incarnation)
   redis.call('ZADD', P .. 'nodes', -1, incarnation)
   redis.call('HSET', P .. 'node:' .. incarnation, 'state', 'dead')
-  redis.call('SREM', P .. 'kv_nodes', incarnation)
+  redis.call('SREM', P .. 'model_nodes', incarnation)
 end
 
 local function remove_node(incarnation)
   redis.call('ZREM', P .. 'nodes', incarnation)
-  redis.call('SREM', P .. 'kv_nodes', incarnation)
+  redis.call('SREM', P .. 'model_nodes', incarnation)
   redis.call('DEL', P .. 'node:' .. incarnation, P .. 'owned:' .. incarnation, P .. 'events:' .. incarnation)
 end
 

@@ -1,8 +1,8 @@
 -- Duplicate check, capacity check and the record (QUEUED) in one step.
--- Touches: tombstones zset, rec hash, nodes zset, guard and latest strings, queue, deadlines, rings, owned zsets,
--- watch set, seq string, clock hash.
+-- Touches: tombstones zset, rec and node hashes, nodes zset, model_nodes set, guard and latest strings, queue, deadlines,
+-- rings, owned zsets, watch set, seq string, clock hash.
 -- Arguments: uid, client_id, prompt (JSON), prompt_tokens, sampling (JSON), max_tokens, web, connection, limits.
--- Answers: ADMITTED | DUPLICATE uid | FULL queued | TOMBSTONED | REFUSED | LATE.
+-- Answers: ADMITTED | DUPLICATE uid | FULL queued | TOO_LARGE room_tokens | TOMBSTONED | REFUSED | LATE.
 now = read_clock()
 if late() then return answer({ status = 'LATE' }) end
 -- An abort overtook this admission (its outcome was unknown to web): it must not come to life any more.
@@ -17,6 +17,21 @@ if not fresh(cmd.web) then return answer({ status = 'REFUSED' }) end
 local holder = redis.call('GET', P .. 'guard:' .. cmd.client_id)
 if holder then return answer({ status = 'DUPLICATE', uid = holder }) end
 local limits = cmd.limits
+-- What no node that runs could ever hold would wait for its timeout. Nodes that are yet to come may be larger: while a
+-- role has none, nothing is too large for it. A node that names no size says nothing.
+local room = {}
+for _, inc in ipairs(redis.call('SMEMBERS', P .. 'model_nodes')) do
+  local n = redis.call('HMGET', P .. 'node:' .. inc, 'role', 'room_tokens')
+  local tokens = tonumber(n[2]) or 0
+  if tokens > 0 and fresh(inc) then room[n[1]] = math.max(room[n[1]] or 0, tokens) end
+end
+local function lacks_room(role, tokens) return room[role] and room[role] < tokens end
+if lacks_room('prefill', cmd.prompt_tokens) then
+  return answer({ status = 'TOO_LARGE', room_tokens = room.prefill })
+end
+if cmd.max_tokens > 1 and lacks_room('decode', cmd.prompt_tokens + cmd.max_tokens) then
+  return answer({ status = 'TOO_LARGE', room_tokens = room.decode })
+end
 if queued >= limits.max_queued then return answer({ status = 'FULL', queued = queued }) end
 
 local seq = redis.call('INCR', P .. 'seq')

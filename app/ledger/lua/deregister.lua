@@ -1,5 +1,5 @@
 -- Takes a node's entry away once it owns nothing.
--- Touches: node hash, nodes and owned zsets, kv_nodes set, events stream, clock hash. Arguments: incarnation.
+-- Touches: node hash, nodes and owned zsets, model_nodes set, events stream, clock hash. Arguments: incarnation.
 -- Answers: OK | REFUSED detail | UNKNOWN | LATE.
 now = read_clock()
 if late() then return answer({ status = 'LATE' }) end

@@ -1,6 +1,8 @@
 -- Makes a node known. Exempt from not_after: a process has no ledger time before its first answer.
--- Touches: node hash, nodes, exited and owned zsets, kv_nodes set, clock hash.
--- Arguments: incarnation, role, name, address, layout, num_blocks, info (JSON), node_ttl_ms. Answers: OK | REFUSED detail.
+-- All that make or read tokens serve one model, all that hold KV have one layout.
+-- Touches: node hashes, nodes, exited and owned zsets, model_nodes set, clock hash.
+-- Arguments: incarnation, role, name, address, model, layout, num_blocks, room_tokens, info (JSON), node_ttl_ms.
+-- Answers: OK | REFUSED detail.
 now = read_clock()
 local inc = cmd.incarnation
 local key = P .. 'node:' .. inc
@@ -12,18 +14,30 @@ local state = redis.call('HGET', key, 'state')
 if state == 'dead' and redis.call('EXISTS', P .. 'owned:' .. inc) == 1 then
   return refused('it was declared dead and what it owned is not yet taken back')
 end
-local holds_kv = cmd.role == 'prefill' or cmd.role == 'decode'
-if holds_kv then
-  for _, other in ipairs(redis.call('SMEMBERS', P .. 'kv_nodes')) do
-    local o = redis.call('HMGET', P .. 'node:' .. other, 'layout', 'name')
-    if other ~= inc and fresh(other) and o[1] ~= cmd.layout then
-      return refused('its KV layout is ' .. cmd.layout .. ', but living nodes have ' .. o[1] .. ' (' .. o[2] .. ')')
-    end
+local function holds_kv(role) return role == 'prefill' or role == 'decode' end
+local function differs(other)
+  local o = redis.call('HMGET', P .. 'node:' .. other, 'model', 'layout', 'role', 'name')
+  local model, layout, role = o[1] or '', o[2] or '', o[3]
+  local function but(what, mine, theirs)
+    return 'its ' .. what .. ' is ' .. mine .. ', but living nodes have ' .. theirs .. ' (' .. (o[4] or other) .. ')'
   end
-  redis.call('SADD', P .. 'kv_nodes', inc)
+  if model ~= '' and cmd.model ~= '' and model ~= cmd.model then return but('model', cmd.model, model) end
+  if holds_kv(role) and holds_kv(cmd.role) and layout ~= cmd.layout then return but('KV layout', cmd.layout, layout) end
+end
+if cmd.role ~= 'control' then
+  local silent = {}
+  for _, other in ipairs(redis.call('SMEMBERS', P .. 'model_nodes')) do
+    local why = other ~= inc and differs(other)
+    if why and fresh(other) then return refused(why) end
+    if why then silent[#silent + 1] = other end
+  end
+  -- Their next beat must not bring them back beside this node.
+  for _, other in ipairs(silent) do declare_dead(other) end
+  redis.call('SADD', P .. 'model_nodes', inc)
 end
 redis.call('HSET', key, 'info', cmd.info, 'role', cmd.role, 'name', cmd.name, 'address', cmd.address,
-  'layout', cmd.layout, 'num_blocks', cmd.num_blocks, 'ttl', cmd.node_ttl_ms, 'heartbeat', now,
+  'model', cmd.model, 'layout', cmd.layout, 'num_blocks', cmd.num_blocks, 'room_tokens', cmd.room_tokens,
+  'ttl', cmd.node_ttl_ms, 'heartbeat', now,
   -- Registering again does not undo a drain.
   'state', state == 'draining' and state or 'alive')
 redis.call('HSETNX', key, 'gauges', '{}')

@@ -1,6 +1,6 @@
 -- A supervisor saw the process end. Dead first, then what it owned is failed, so that nothing is added meanwhile; what is
 -- beyond the bound of one call is left to the scans. Exempt from not_after: an exit is final.
--- Touches: exited, nodes, owned zsets, node hash, kv_nodes set, clock hash, and what end_attempt and end_request touch.
+-- Touches: exited, nodes, owned zsets, node hash, model_nodes set, clock hash, and what end_attempt and end_request touch.
 -- Arguments: incarnation. Answers like scan.
 now = read_clock()
 -- A register of that process may still be under way.

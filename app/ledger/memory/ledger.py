@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from app.errors import LedgerError
 from app.ledger.api import Ledger
 from app.ledger.ids import CALL_TTL_MS, check_ids
 from app.ledger.memory import attempts, nodes, requests
@@ -117,7 +118,7 @@ class MemoryLedger:
     def execute(self, command: Any) -> Any:
         return self.apply(command, self.time_ms() + self._call_ttl_ms)
 
-    def execute_many(self, commands: Sequence[Command]) -> list[Answer]:
+    def execute_many(self, commands: Sequence[Command]) -> list[Answer | LedgerError]:
         not_after_ms = self.time_ms() + self._call_ttl_ms
         return [self.apply(command, not_after_ms) for command in commands]
 

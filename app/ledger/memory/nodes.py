@@ -26,6 +26,7 @@ from app.protocol.commands import (
     ScanAnswer,
 )
 from app.protocol.tables import FailureReason, LeaseState, RequestState
+from app.schemas import NodeInfo
 
 _KV_ROLES = ("prefill", "decode")
 _MOST_SHOWN = 1000
@@ -39,19 +40,30 @@ def register(store: Store, command: Register) -> NodeAnswer:
     known = store.nodes.get(inc)
     if known and known.state == "dead" and store.owned.get(inc):
         return _refused(store, "it was declared dead and what it owned is not yet taken back")
-    if info.role in _KV_ROLES:
-        for other, node in store.nodes.items():
-            if other == inc or node.info.role not in _KV_ROLES or node.state == "dead" or not store.fresh(other):
-                continue
-            if node.info.layout != info.layout:
-                theirs = f"{node.info.layout} ({node.info.name})"
-                return _refused(store, f"its KV layout is {info.layout}, but living nodes have {theirs}")
+    reasons = {other: why for other, node in store.nodes.items() if other != inc and (why := _differs(info, node))}
+    for other, why in reasons.items():
+        if store.fresh(other):
+            return _refused(store, why)
+    for other in reasons:  # silent: their next beat must not bring them back beside this node
+        declare_dead(store, other)
     node = Node(info, command.node_ttl_ms, store.time, store.time + command.node_ttl_ms)
     if known:
         node.gauges, node.cursor = known.gauges, known.cursor
         node.state = "draining" if known.state == "draining" else "alive"
     store.nodes[inc] = node
     return NodeAnswer(NodeStatus.OK, store.time)
+
+
+def _differs(info: NodeInfo, node: Node) -> str:
+    """Why the two cannot serve together; empty if they can."""
+    theirs = node.info
+    if node.state == "dead":
+        return ""
+    if info.model and theirs.model and info.model != theirs.model:
+        return f"its model is {info.model}, but living nodes have {theirs.model} ({theirs.name})"
+    if info.role in _KV_ROLES and theirs.role in _KV_ROLES and info.layout != theirs.layout:
+        return f"its KV layout is {info.layout}, but living nodes have {theirs.layout} ({theirs.name})"
+    return ""
 
 
 def _refused(store: Store, detail: str) -> NodeAnswer:

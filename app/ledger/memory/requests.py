@@ -29,6 +29,15 @@ def admit(store: Store, command: Admit) -> AdmitAnswer:
         return AdmitAnswer(AdmitStatus.REFUSED, store.time)
     if command.client_id in store.guards:
         return AdmitAnswer(AdmitStatus.DUPLICATE, store.time, store.guards[command.client_id])
+    prompt = len(command.prompt_ids)
+    needs = {
+        "prefill": prompt,
+        "decode": prompt + command.sampling.max_tokens if command.sampling.max_tokens > 1 else 0,
+    }
+    for role, tokens in needs.items():
+        room = _room_tokens(store, role)
+        if room and room < tokens:
+            return AdmitAnswer(AdmitStatus.TOO_LARGE, store.time, room_tokens=room)
     if queued >= command.limits.max_queued:
         return AdmitAnswer(AdmitStatus.FULL, store.time, queued=queued)
     store.seq += 1
@@ -50,6 +59,12 @@ def admit(store: Store, command: Admit) -> AdmitAnswer:
     store.rings[uid] = store.time + RING_MS
     store.own(command.watcher.web, f"w:{uid}:{command.watcher.connection}")
     return AdmitAnswer(AdmitStatus.ADMITTED, store.time, uid, queued + 1)
+
+
+def _room_tokens(store: Store, role: str) -> int:
+    """Size of the largest pool among the living nodes of a role; 0 if none of them names one."""
+    living = (node.info for inc, node in store.nodes.items() if node.info.role == role and store.fresh(inc))
+    return max((info.num_blocks * info.block_size_tokens for info in living), default=0)
 
 
 def abort(store: Store, command: Abort) -> AbortAnswer:

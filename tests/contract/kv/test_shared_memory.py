@@ -79,8 +79,13 @@ def test_mappings_are_bounded_and_the_longest_unused_goes_first(reader: KVReader
             reader.pull(owners[index].location, *owners[index].commit(1), pool, [0])
         assert reader.mapped == ("owner-0", "owner-2")
         assert mapped_pools() == own + 2
-        reader.forget("owner-0")
+        owners[0].kill()
+        reader.forget_gone()
+        assert reader.mapped == ("owner-2",)
         assert mapped_pools() == own + 1
+        owners[2].ask("close")  # it lives on without this pool
+        reader.forget_gone()
+        assert mapped_pools() == own
     finally:
         for each in owners:
             each.close()

@@ -223,9 +223,12 @@ def test_a_pull_never_returns_bytes_that_were_not_committed(owner: Owner, transp
         transport.pull(owner.location, *committed, pool, [0])
 
 
-def test_forgetting_is_harmless(owner: Owner, transport: KVTransport, pool: KVPool) -> None:
-    transport.forget("never heard of")
+def test_forgetting_what_is_gone_is_harmless(owner: Owner, transport: KVTransport, pool: KVPool) -> None:
+    transport.forget_gone()
     for _ in range(2):
         transport.pull(owner.location, *owner.commit(1), pool, [0])
-        transport.forget(owner.location.incarnation)
+        transport.forget_gone()
     np.testing.assert_array_equal(pool.blocks[0], expected_block(1))
+    owner.kill()
+    for _ in range(2):
+        transport.forget_gone()

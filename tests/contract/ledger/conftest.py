@@ -103,6 +103,7 @@ class World:
             "pid": 1,
             "host": "host",
             "address": f"tcp://{incarnation}",
+            "model": "" if role == "control" else "model-1",
             "layout": "layout-1" if holds_kv else "",
             "num_blocks": 100 if holds_kv else 0,
             "block_size_tokens": 16,

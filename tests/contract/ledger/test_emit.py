@@ -127,6 +127,8 @@ def test_a_request_that_failed_meanwhile_is_fenced(world: Any) -> None:
 
 
 def test_thousands_of_tokens_come_through_in_one_call(world: Any) -> None:
+    for node, role in (("p", "prefill"), ("d", "decode")):
+        world.node(node, role, num_blocks=1_000)
     world.decoding(max_tokens=10_000)
     tokens = tuple(range(49_152, 49_152 + 5_000))
     assert world.emit("u", 1, *tokens, node="d").length == 5_001

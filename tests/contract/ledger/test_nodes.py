@@ -53,6 +53,34 @@ def test_a_kv_node_with_another_layout_is_refused_while_others_live(world: Any) 
     assert world.node("d", "decode", layout="two").status is NodeStatus.OK
 
 
+@pytest.mark.parametrize(("first", "second"), [("web", "decode"), ("prefill", "web"), ("web", "web")])
+def test_a_node_of_another_model_is_refused_while_others_live(world: Any, first: Any, second: Any) -> None:
+    world.node("a", first, model="one", layout="", ttl=10)
+    answer = world.node("b", second, model="two", layout="")
+    assert answer.status is NodeStatus.REFUSED
+    assert "one (a@host)" in answer.detail
+    assert "two" in answer.detail
+    assert set(world.dump()["nodes"]) == {"a"}
+    for incarnation, more in (("c", {"role": "control"}), ("d", {"role": second, "model": "one", "layout": ""})):
+        assert world.node(incarnation, **more).status is NodeStatus.OK
+    assert world.do(Deregister("d")).status is NodeStatus.OK
+    assert world.do(Deregister("a")).status is NodeStatus.OK
+    assert world.node("b", second, model="two", layout="").status is NodeStatus.OK
+
+
+@pytest.mark.parametrize("what", ["model", "layout"])
+def test_a_silent_node_that_differs_cannot_come_back_beside_the_one_that_took_its_place(world: Any, what: str) -> None:
+    world.node("d", "decode", ttl=10, **{what: "old"})
+    world.node("p", "prefill", ttl=10, **{what: "old"})
+    world.node("w", "web", ttl=10, **({what: "old"} if what == "model" else {}))
+    world.advance(11)
+    assert world.node("d2", "decode", **{what: "new"}).status is NodeStatus.OK
+    assert beat(world, "p").status is NodeStatus.UNKNOWN
+    assert beat(world, "w").status is (NodeStatus.UNKNOWN if what == "model" else NodeStatus.OK)
+    refused = world.node("p", "prefill", **{what: "old"})
+    assert (refused.status, "new (d2@host)" in refused.detail) == (NodeStatus.REFUSED, True)
+
+
 def test_registering_again_is_fine_and_keeps_a_drain(world: Any) -> None:
     world.cluster()
     world.prefilling()

@@ -56,6 +56,37 @@ def test_the_end_of_an_old_record_leaves_the_guard_of_the_new_one_alone(world: A
     assert world.admit("x", "mine").status is AdmitStatus.DUPLICATE
 
 
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "room"),
+    [
+        (60, 36, None),
+        (60, 37, 96),  # decode holds prompt and answer
+        (160, 1, None),  # prefill samples the only token itself
+        (161, 1, 160),  # prefill holds the prompt
+    ],
+)
+def test_what_no_living_node_could_ever_hold_is_refused(
+    world: Any, prompt: int, max_tokens: int, room: int | None
+) -> None:
+    world.node("p", "prefill", num_blocks=10)
+    world.node("p2", "prefill", num_blocks=4)
+    world.node("d", "decode", num_blocks=3)
+    world.node("d2", "decode", num_blocks=6)
+    answer = world.admit("u", prompt=prompt, max_tokens=max_tokens)
+    if room is None:
+        assert answer.status is AdmitStatus.ADMITTED
+    else:
+        assert (answer.status, answer.room_tokens) == (AdmitStatus.TOO_LARGE, room)
+        assert world.read("u").status is ReadStatus.UNKNOWN
+
+
+def test_nothing_is_too_large_for_nodes_that_are_yet_to_come(world: Any) -> None:
+    world.node("d", "decode", num_blocks=3, ttl=10)
+    assert world.admit("u", prompt=60).status is AdmitStatus.TOO_LARGE
+    world.advance(11)  # d is silent: what comes in its place may be larger
+    assert world.admit("u", prompt=60).status is AdmitStatus.ADMITTED
+
+
 def test_the_same_admission_again_is_admitted_once(world: Any) -> None:
     world.admit("u")
     assert world.admit("u").status is AdmitStatus.ADMITTED

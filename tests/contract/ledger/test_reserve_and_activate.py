@@ -89,6 +89,8 @@ def test_only_a_living_decode_node_may_reserve(world: Any, which: str) -> None:
 
 
 def test_many_waiters_that_do_not_fit_hide_a_small_one_for_a_round_only(world: Any) -> None:
+    for node, role in (("p", "prefill"), ("d2", "decode")):
+        world.node(node, role, num_blocks=1_000)
     for i in range(140):
         world.prefilling(f"large{i}", f"f{i}", prompt=2000, max_queued=1000)
     world.prefilling("small", "g", prompt=4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import signal
 import socket
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 import redis
+from redis.connection import AbstractConnection
 
 from app.errors import LedgerForeign, LedgerUnavailable, LedgerUnknown, StartupError
 from app.ledger.redis import RedisLedger, check_server, connect
@@ -234,8 +236,7 @@ def test_refusals_of_the_server_mean_not_applied_and_say_why(own: Any, open_ledg
         raw.replicaof("127.0.0.1", _free_port())
         with pytest.raises(LedgerUnavailable, match="read only"):
             ledger.execute(admission)
-        with pytest.raises(LedgerUnavailable):
-            ledger.execute_many([admission, Drain("w")])
+        assert [type(result) for result in ledger.execute_many([admission, Drain("w")])] == [LedgerUnavailable] * 2
         raw.replicaof("NO", "ONE")
     assert ledger.execute(Snapshot("u")).status is ReadStatus.UNKNOWN
     assert ledger.execute(admission).status is AdmitStatus.ADMITTED
@@ -295,8 +296,58 @@ def test_a_server_that_may_evict_is_refused_at_the_start(own: Any, tmp_path: Pat
     url = own.url.replace("unix://", "unix://limited:any@")
     with pytest.raises(StartupError, match="allkeys-lru"):
         check_server(Settings(redis_url=url, namespace="start"))
-    with pytest.raises(StartupError, match="BATON_REDIS_URL"):
+
+
+def test_a_server_that_is_not_there_yet_is_told_from_one_that_will_never_do(own: Any, tmp_path: Path) -> None:
+    with pytest.raises(LedgerUnavailable):
         check_server(Settings(redis_url=f"unix://{tmp_path}/none.sock"))
+    with redis.Redis.from_url(own.url) as raw:
+        raw.config_set("requirepass", "secret")
+        with pytest.raises(StartupError, match="BATON_REDIS_URL"):
+            check_server(Settings(redis_url=own.url))
+        raw.config_set("requirepass", "")
+        raw.set("taken:{0}:meta", "hello")
+    with pytest.raises(StartupError, match="another program"):
+        check_server(Settings(redis_url=own.url, namespace="taken"))
+
+
+def test_a_command_that_fails_leaves_its_neighbours_their_answers(real: Any, caplog: pytest.LogCaptureFixture) -> None:
+    real.cluster()
+    real.decoding("u", "f", "l")
+    real.raw.set(f"{real.prefix}rec:broken", "no record")  # a script trips over it
+    real.prefilling("v", "g")
+    real.raw.hset(f"{real.prefix}rec:v", "sampling", '{"seed": 1, "max_tokens": 4, "from_the_future": 1}')
+    for _ in range(2):
+        tripped, emitted, unread, last = real.ledger.execute_many(
+            [Abort("broken", "user"), Emit("u", 1, "f", "d", 1, (8,)), Claim("v", "p", "g", 100, 16), Snapshot("u")]
+        )
+        assert isinstance(tripped, LedgerForeign)
+        assert emitted.status in (EmitStatus.OK, EmitStatus.SAME)
+        assert isinstance(unread, LedgerForeign)
+        assert "from_the_future" in str(unread)
+        assert last.output_ids == (7, 8)
+    assert caplog.text.count("from_the_future") == caplog.text.count("another program") == 1
+
+
+def test_a_connection_that_breaks_in_the_middle_costs_only_what_was_not_answered(
+    real: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real.cluster()
+    read = AbstractConnection.read_response
+    replies = itertools.count()
+
+    def hang_up(connection: Any, *args: Any, **kwargs: Any) -> Any:
+        if next(replies) == 1:
+            connection.disconnect()
+            raise redis.ConnectionError("cut")
+        return read(connection, *args, **kwargs)
+
+    monkeypatch.setattr(AbstractConnection, "read_response", hang_up)
+    first, second, third = real.ledger.execute_many([Abort("u", "user"), Abort("v", "user"), Snapshot("u")])
+    assert first.status == "TOMBSTONED"
+    assert isinstance(second, LedgerUnknown)
+    assert second.not_after_ms == first.time_ms + 5_000
+    assert isinstance(third, LedgerUnavailable)  # a read changes nothing
 
 
 def test_a_ledger_is_made_from_settings_without_a_server(tmp_path: Path) -> None:

@@ -163,7 +163,16 @@ class Sequence:
         inc = list(NODES)[choice.a % 6]
         layout = "" if NODES[inc] == "web" else "layout-2" if choice.wrong == 9 else "layout-1"
         info = NodeInfo(
-            incarnation=inc, role=NODES[inc], name=f"{inc}@h", pid=1, host="h", address=inc, layout=layout, num_blocks=5
+            incarnation=inc,
+            role=NODES[inc],
+            name=f"{inc}@h",
+            pid=1,
+            host="h",
+            address=inc,
+            model="model-2" if choice.wrong == 8 else "model-1",
+            layout=layout,
+            num_blocks=3 + choice.b % 3,
+            block_size_tokens=16,
         )
         return Register(info, 8_000)
 

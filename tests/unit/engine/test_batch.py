@@ -5,10 +5,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.protocol.blocks import blocks_for
 from app.schemas import SamplingParams
 from workers.engine.batch import MAX_PADDING, build_batch
 from workers.engine.scheduler import Chunk
-from workers.engine.sequence import Sequence, blocks_needed
+from workers.engine.sequence import Sequence
 
 SAMPLING = SamplingParams(seed=0, max_tokens=100)
 BLOCK, STRIDE = 4, 40
@@ -27,7 +28,7 @@ def test_every_query_reads_its_own_past_and_nothing_else(shapes: list[tuple[int,
     chunks, rows_of = [], {}
     for number, (start, num_tokens, later) in enumerate(shapes):
         total = start + num_tokens + later
-        table = [free.pop() for _ in range(blocks_needed(total, BLOCK))]
+        table = [free.pop() for _ in range(blocks_for(total, BLOCK))]
         tokens = [number * 1000 + position for position in range(total)]
         each = Sequence(str(number), tokens, [], SAMPLING, table, start, one_token=False)
         chunks.append(Chunk(each, start, num_tokens))

@@ -5,16 +5,17 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from app.protocol.blocks import blocks_for
 from app.schemas import SamplingParams
 from workers.engine.scheduler import Chunk, Scheduler
-from workers.engine.sequence import Sequence, blocks_needed
+from workers.engine.sequence import Sequence
 
 SAMPLING = SamplingParams(seed=0, max_tokens=100)
 BLOCK = 4
 
 
 def sequence(key: str, num_tokens: int, *, num_computed: int = 0, spare_tokens: int = 100) -> Sequence:
-    table = list(range(blocks_needed(num_tokens + spare_tokens, BLOCK)))
+    table = list(range(blocks_for(num_tokens + spare_tokens, BLOCK)))
     return Sequence(key, [1] * num_tokens, [], SAMPLING, table, num_computed, one_token=False)
 
 

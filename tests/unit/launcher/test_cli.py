@@ -176,11 +176,14 @@ def test_status_of_a_cluster_that_does_not_serve(web: FakeWeb, capsys: Capture) 
     assert status(web) == 1
     assert capsys.readouterr().out == "not ready: no healthy decode node\nthe nodes cannot be listed\n"
     assert status(web, "--json") == 1
-    assert json.loads(capsys.readouterr().out) == {
-        "ready": False,
-        "reasons": ["no healthy decode node"],
-        "cluster": None,
-    }
+    assert json.loads(capsys.readouterr().out) == {"ready": False, "reasons": ["no healthy decode node"]}
+
+
+def test_status_as_json_has_the_shape_of_cluster_and_says_whether_it_is_ready(web: FakeWeb, capsys: Capture) -> None:
+    assert status(web, "--json") == 0
+    _, cluster = web.cluster
+    assert isinstance(cluster, dict)
+    assert json.loads(capsys.readouterr().out) == {**cluster, "ready": True, "reasons": []}
 
 
 @pytest.mark.parametrize("answer", [(200, b"<html>"), (404, {}), (200, {"hello": 1})])

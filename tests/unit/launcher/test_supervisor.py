@@ -187,10 +187,10 @@ def test_children_of_a_launcher_that_was_killed_end(tmp_path: Path) -> None:
 
 
 def test_a_child_whose_launcher_is_gone_already_does_not_start(tmp_path: Path) -> None:
-    wrapper = SOURCE_ROOT / "app" / "launcher" / "parent_death.py"
+    wrapper = SOURCE_ROOT / "app" / "parent_death.py"
     marker = tmp_path / "ran"
     done = subprocess.run(
-        [sys.executable, str(wrapper), "1", sys.executable, "-c", f"open({str(marker)!r}, 'w')"],
+        [sys.executable, str(wrapper), "1", "9", sys.executable, "-c", f"open({str(marker)!r}, 'w')"],
         capture_output=True,
         text=True,
         check=False,

@@ -178,8 +178,9 @@ class Runner:
         location = KVLocation(
             pid=1, fd=1, incarnation=self.incarnation, num_blocks=len(self.generations), block_bytes=1, layout="x"
         )
-        generations = tuple(self.generations[block] for block in job.blocks)
-        self.feed(on.Sealed(job.key, location, generations, tuple(self.digest(block) for block in job.blocks)))
+        kept = tuple(self.generations[block] for block in job.blocks) == job.generations
+        digests = tuple(self.digest(block) for block in job.blocks)
+        self.feed(on.Sealed(job.key, location, digests, "" if kept else "given away"))
 
     def pull(self, job: do.Pull) -> None:
         source = self.cluster.runners[job.location.incarnation]
@@ -217,8 +218,9 @@ class Cluster:
     def _add(self, role: str, name: str, num_blocks: int, max_num_seqs: int) -> None:
         generations = [0] * num_blocks
 
-        def bump(block: int) -> None:
+        def bump(block: int) -> int:
             generations[block] += 1
+            return generations[block]
 
         config = NodeConfig(
             incarnation=name,
@@ -315,7 +317,7 @@ class Cluster:
             except LedgerUnknown:
                 answer = None
         if fault or answer is None:
-            self.after(TICK, lambda: runner.feed(on.AskFailed(ask.tag, True, "fault")))
+            self.after(TICK, lambda: runner.feed(on.AskFailed(ask.tag, "fault")))
         else:
             self.after(TICK, lambda: runner.feed(on.Answered(ask.tag, answer)))
 
@@ -323,13 +325,13 @@ class Cluster:
         self.sent.append(call.message)
         peer = self.runners.get(call.incarnation)
         if peer is None or peer.dead or self.lose_message(call.message):
-            self.after(call.timeout_s, lambda: sender.feed(on.CallEnded(call.tag, None, False, "lost")))
+            self.after(call.timeout_s, lambda: sender.feed(on.CallEnded(call.tag, None, "lost")))
             return
         call_id = self.draw()
 
         def replied(reply: object) -> None:
             if self.lose_reply(call.message):
-                self.after(call.timeout_s, lambda: sender.feed(on.CallEnded(call.tag, None, False, "no answer")))
+                self.after(call.timeout_s, lambda: sender.feed(on.CallEnded(call.tag, None, "no answer")))
             else:
                 self.after(TICK, lambda: sender.feed(on.CallEnded(call.tag, reply)))  # type: ignore[arg-type]
 

@@ -17,11 +17,17 @@ def test_blocks_for_rounds_up(tokens: int, blocks: int) -> None:
 
 def test_a_block_is_bumped_before_its_next_use_and_only_then() -> None:
     bumped: list[int] = []
-    pool = BlockPool(4, PREFILL_BLOCK_STEPS, bumped.append)
+
+    def bump(block: int) -> int:
+        bumped.append(block)
+        return len(bumped)
+
+    pool = BlockPool(4, PREFILL_BLOCK_STEPS, bump)
     first = pool.take(2, "a", BlockState.RUNNING)
     pool.move(first, "a", BlockState.HELD)
     pool.give_back(first, "a")
     assert bumped == list(first)
+    assert pool.generations(first) == (1, 2)
     pool.take(4, "b", BlockState.RUNNING)
     assert sorted(bumped) == sorted([*first, 0, 1, 2, 3])
 

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
+from app.protocol import effects as do
 from app.protocol import events as on
-from app.protocol.commands import Abort, Activate, Claim, Emit, ReserveNext
+from app.protocol.commands import Abort, Activate, Bell, Claim, Emit, FailAttempt, ReserveNext
 from app.protocol.messages import Commit, Grant, PullResult
-from tests.unit.protocol.cluster import EOS, Cluster, reference
+from tests.unit.protocol.cluster import EOS, Cluster, Runner, reference
 
 PROMPT = (5, 6, 7, 8, 9, 10)
 
@@ -150,7 +151,7 @@ def test_what_the_ledger_gives_but_the_node_does_not_hold_is_handed_back() -> No
 def test_an_abort_at_any_time_brings_every_block_back(after_s: float) -> None:
     cluster = Cluster()
     cluster.run(limit_s=1)
-    uid = cluster.submit(PROMPT, 100)
+    uid = cluster.submit(PROMPT, 50)
     cluster.run(limit_s=after_s)
     cluster.ledger.execute(Abort(uid, "test"))
     cluster.run(cluster.at_baseline, 3)
@@ -299,3 +300,165 @@ def test_a_commit_with_unequal_lists_is_refused() -> None:
     record = cluster.snapshot(uid)
     assert record.output_ids == reference(PROMPT, 10)
     assert record.failures == 1
+
+
+def test_a_node_with_room_for_one_takes_one_bell_and_leaves_the_others_to_others() -> None:
+    cluster = Cluster(max_num_seqs=1)
+    cluster.run(limit_s=1)
+    cluster.lose_bell = lambda bell: True
+    for n in range(3):
+        cluster.submit((n, 2, 3), 5)
+    node = cluster.runners["p0"].machine
+    assert node.wants_bells
+    cluster.runners["p0"].feed(on.BellRang("first", "", 0))
+    assert not node.wants_bells, "its question is in flight"
+    cluster.run(lambda: len(node.table) == 1, 5)
+    assert not node.wants_bells, "it is full"
+
+
+def test_what_a_node_finds_by_itself_it_goes_on_finding_without_a_pause() -> None:
+    cluster = Cluster(max_num_seqs=8)
+    cluster.run(limit_s=1)
+    cluster.lose_bell = lambda bell: bell.queue == "prefill"
+    uids = [cluster.submit((n, 2, 3), 5) for n in range(8)]
+    started = cluster.now
+    cluster.run(lambda: all(cluster.snapshot(uid).state != "QUEUED" for uid in uids), 10)
+    assert cluster.now - started < 2.5, "one look a second would take eight"
+
+
+def test_a_drain_rings_again_for_the_bells_it_drops() -> None:
+    cluster = Cluster(prefill=2)
+    cluster.run(limit_s=1)
+    cluster.lose_bell = lambda bell: True
+    uid = cluster.submit(PROMPT, 5)
+    rung: list[Bell] = []
+    cluster.lose_bell = lambda bell: rung.append(bell) is None
+    node = cluster.runners["p0"]
+    cluster.ledger_fault = lambda asked: "lost"
+    node.feed(on.BellRang("asks", "", 0))  # its question is in flight for as long as the ledger is away
+    node.feed(on.BellRang("waits", uid, 1))
+    node.feed(on.DrainAsked())
+    assert rung == [Bell("prefill", uid, 1)]
+    assert "draining" in node.outcomes
+
+
+@pytest.mark.parametrize("name", ["p0", "d0"])
+def test_work_that_is_given_after_a_drain_began_is_handed_back(name: str) -> None:
+    cluster = Cluster(prefill=2, decode=2)
+    cluster.run(limit_s=1)
+    command = Claim if name == "p0" else ReserveNext
+    asked: list[bool] = []
+
+    def drain_meanwhile(question: object) -> str:
+        if isinstance(question, command) and question.incarnation == name and not asked:
+            asked.append(True)
+            cluster.runners[name].feed(on.DrainAsked())
+        return ""
+
+    cluster.ledger_fault = drain_meanwhile
+    uids = [cluster.submit((n, 2, 3), 8) for n in range(4)]
+    finish(cluster, *uids)
+    assert asked
+    assert [cluster.snapshot(uid).output_ids for uid in uids] == [reference((n, 2, 3), 8) for n in range(4)]
+    assert all(cluster.snapshot(uid).failures == 0 for uid in uids)
+    assert cluster.runners[name].machine.idle
+
+
+def test_a_block_that_was_given_away_before_it_was_sealed_is_noticed() -> None:
+    cluster = Cluster()
+    spoil = iter([True])
+    runner = cluster.runners["p0"]
+    original = runner.seal
+
+    def seal(job: do.Seal) -> None:
+        if next(spoil, False):
+            runner.generations[job.blocks[0]] += 1
+        original(job)
+
+    runner.seal = seal  # type: ignore[method-assign]
+    uid = cluster.submit(PROMPT, 10)
+    finish(cluster, uid)
+    record = cluster.snapshot(uid)
+    assert (record.output_ids, record.failures) == (reference(PROMPT, 10), 1)
+
+
+def test_a_lost_registration_with_a_stuck_mover_waits_in_one_timer() -> None:
+    cluster = Cluster()
+    runner = cluster.runners["d0"]
+    runner.pull = lambda job: None  # type: ignore[method-assign, assignment]
+    cluster.submit(PROMPT, 10)
+    cluster.run(lambda: "commit" in kinds(cluster), 5)
+    for _ in range(50):
+        runner.feed(on.RegistrationLost())
+        cluster.run(limit_s=0.05)
+    assert len(runner.machine._timers) < 10
+
+
+def answer_late(cluster: Cluster, seconds: float, *kinds: type, node: str = "") -> None:
+    """Let questions of these kinds (of one node) reach the ledger ``seconds`` late."""
+    ask = cluster.ask
+
+    def later(runner: Runner, question: do.Ask) -> None:
+        if isinstance(question.command, kinds) and runner.incarnation.startswith(node):
+            cluster.after(seconds, lambda: ask(runner, question))
+        else:
+            ask(runner, question)
+
+    cluster.ask = later  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("after_ms", range(10, 90, 4))
+def test_a_hand_back_by_decode_in_any_phase_is_nobodys_failure(after_ms: int) -> None:
+    cluster = Cluster(decode=2)
+    cluster.run(limit_s=1)
+    answer_late(cluster, 0.05, Activate)
+    answer_late(cluster, 0.005, FailAttempt, node="d")
+    uid = cluster.submit(PROMPT, 10, max_attempts=1)
+    cluster.run(limit_s=after_ms / 1000)
+    for name in ("d0", "d1"):
+        if cluster.runners[name].machine.table:
+            cluster.runners[name].feed(on.DrainAsked())
+            cluster.runners[name].feed(on.HandBackAsked())
+    cluster.run(cluster.ended(uid), 20)
+    record = cluster.snapshot(uid)
+    assert (record.state, record.failures, record.output_ids) == ("FINISHED", 0, reference(PROMPT, 10))
+
+
+def test_a_grant_that_meets_a_hand_back_is_nobodys_failure() -> None:
+    cluster = Cluster(prefill=2)
+    cluster.run(limit_s=1)
+    answer_late(cluster, 0.1, ReserveNext)
+    answer_late(cluster, 0.1, FailAttempt, node="p")
+    uid = cluster.submit(PROMPT, 10, max_attempts=1)
+    cluster.run(limit_s=0.08)
+    cluster.runners[cluster.ledger.store.records[uid].owner].feed(on.DrainAsked())
+    cluster.run(cluster.ended(uid), 20)
+    record = cluster.snapshot(uid)
+    assert (record.state, record.failures, record.output_ids) == ("FINISHED", 0, reference(PROMPT, 10))
+
+
+def test_a_claim_that_was_applied_late_does_not_cost_the_request_its_only_attempt() -> None:
+    cluster = Cluster()
+    cluster.run(limit_s=1)
+    cluster.lose_bell = lambda bell: True
+    uid = cluster.submit(PROMPT, 10, max_attempts=1)
+    late = Claim(uid, "p0", "fence of a call that was given up", 16, 4)
+    cluster.ledger.apply(late, cluster.ledger.time_ms() + 5000)
+    cluster.lose_bell = lambda bell: False
+    cluster.runners["d0"].feed(on.BellRang("b", uid, 1))
+    cluster.run(cluster.ended(uid), 20)
+    record = cluster.snapshot(uid)
+    assert (record.state, record.failures, record.output_ids) == ("FINISHED", 0, reference(PROMPT, 10))
+
+
+def test_registering_again_does_not_add_rounds_of_checks() -> None:
+    cluster = Cluster()
+    cluster.run(limit_s=2)
+    for _ in range(5):
+        cluster.runners["d0"].feed(on.RegistrationLost())
+        cluster.run(limit_s=2)
+    questions: list[do.Ask] = []
+    ask = cluster.ask
+    cluster.ask = lambda runner, question: (questions.append(question), ask(runner, question))  # type: ignore
+    cluster.run(limit_s=10)
+    assert len(questions) <= 22, "two nodes, one check a second each"
