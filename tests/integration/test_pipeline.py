@@ -245,7 +245,7 @@ def test_flower_shows_every_worker_by_name_and_the_tasks_of_requests_without_the
         return baton.flower("/api/tasks?limit=1000")
 
     def shown() -> bool:
-        names = {(task["name"], (task["worker"] or "").split("@")[0]) for task in tasks().values()}
+        names = {(task["name"], (task.get("worker") or "").split("@")[0]) for task in tasks().values()}
         roles = {("prefill.bell", "prefill"), ("decode.bell", "decode")}
         return roles <= {(name, worker.rstrip("12")) for name, worker in names}
 
