@@ -37,7 +37,7 @@ from app.protocol import events as on
 from app.protocol.blocks import BlockPool
 from app.protocol.commands import Bell, Deregister, Drain, NodeStatus
 from app.protocol.decode import DecodeNode
-from app.protocol.node import NodeConfig
+from app.protocol.holding import NodeConfig
 from app.protocol.prefill import PrefillNode
 from app.protocol.tables import DECODE_BLOCK_STEPS, PREFILL_BLOCK_STEPS
 from app.schemas import Gauges, NodeInfo

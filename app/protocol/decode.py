@@ -28,8 +28,9 @@ from app.protocol.commands import (
     ReserveStatus,
     Work,
 )
+from app.protocol.holding import Held
 from app.protocol.messages import ACCEPTED, Commit, Grant, PullResult, Refusal, Reply, refused
-from app.protocol.node import LOOK_TRIES, Held, Node
+from app.protocol.node import LOOK_TRIES, Node
 from app.protocol.tables import BlockState, FailureReason
 from app.schemas import FinishReason
 

@@ -27,9 +27,11 @@ from app.protocol.commands import (
     HoldingsAnswer,
     Work,
 )
+from app.protocol.holding import Held, NodeConfig
 from app.protocol.messages import ACCEPTED, Commit, Grant, Message, PullResult, Refusal, Reply, refused
-from app.protocol.node import LOOK_TRIES, Held, Node, NodeConfig
+from app.protocol.node import LOOK_TRIES, Node
 from app.protocol.tables import BlockState, FailureReason
+from app.schemas import FinishReason
 
 _RING_AGAIN_S = (1.0, 2.0, 4.0)
 
@@ -176,16 +178,12 @@ class PrefillNode(Node[Attempt]):
     def _end_with(self, fence: str, attempt: Attempt, tokens: tuple[int, ...], finish: str) -> None:
         """The first token ends the answer: tokens and end in one step (rule 8), no grant needed."""
         attempt.ending = True
-        emit = Emit(
-            attempt.uid,
-            attempt.attempt,
-            fence,
-            self.config.incarnation,
-            attempt.index,
-            tokens,
-            "length" if finish == "length" else "stop",
-        )
+        emit = self._emit(attempt, tokens, "length" if finish == "length" else "stop")
         self._ask(emit, lambda answer: self._ended(fence, attempt, answer))
+
+    def _emit(self, attempt: Attempt, tokens: tuple[int, ...], finish: FinishReason | None = None) -> Emit:
+        incarnation = self.config.incarnation
+        return Emit(attempt.uid, attempt.attempt, attempt.fence, incarnation, attempt.index, tokens, finish)
 
     def _ended(self, fence: str, attempt: Attempt, answer: EmitAnswer) -> None:
         if answer.status in (EmitStatus.OK, EmitStatus.SAME):
@@ -237,14 +235,7 @@ class PrefillNode(Node[Attempt]):
             return
         attempt.phase = Phase.SEALING
         attempt.mover_busy = True
-        emit = Emit(
-            attempt.uid,
-            attempt.attempt,
-            fence,
-            self.config.incarnation,
-            attempt.index,
-            (attempt.token,),
-        )
+        emit = self._emit(attempt, (attempt.token,))
         # Asked once: where its outcome is unknown, ``activate`` writes the token if the ledger lost it.
         self._ask(emit, lambda answer: self._first_token_told(fence, attempt, answer), tries=0)
         self._out.append(do.Seal(fence, attempt.blocks, attempt.generations))

@@ -32,8 +32,8 @@ from app.protocol.commands import (
     Watcher,
 )
 from app.protocol.decode import DecodeNode
+from app.protocol.holding import NodeConfig
 from app.protocol.messages import Message
-from app.protocol.node import NodeConfig
 from app.protocol.prefill import PrefillNode
 from app.protocol.tables import DECODE_BLOCK_STEPS, PREFILL_BLOCK_STEPS
 from app.schemas import Gauges, KVLocation, NodeInfo, SamplingParams
