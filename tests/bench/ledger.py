@@ -16,12 +16,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from app.errors import LedgerError
 from app.ledger.redis import RedisLedger
 from app.protocol.commands import (
     Abort,
     Activate,
     Admit,
     Claim,
+    Command,
     Emit,
     Limits,
     Register,
@@ -51,14 +53,19 @@ class Bench:
         uid = f"u{self.count}"
         return Admit(uid, f"client-{uid}", PROMPT, sampling, Watcher("w", uid), LIMITS)
 
+    def run_all(self, commands: list[Command]) -> None:
+        for answer in self.ledger.execute_many(commands):
+            if isinstance(answer, LedgerError):
+                raise answer
+
     def fill(self, live: int) -> None:
         """Half of them QUEUED, a quarter waiting for a grant, a quarter DECODING with some tokens."""
         for start in range(0, live, 500):
-            self.ledger.execute_many([self.admission() for _ in range(min(500, live - start))])
+            self.run_all([self.admission() for _ in range(min(500, live - start))])
         for i in range(live // 2):
             work = self.ledger.execute(Claim("", "p", f"fill-{i}", 1_000, 16)).work
             if i % 2 and work:
-                self.ledger.execute_many(
+                self.run_all(
                     [
                         ReserveNext(work.uid, "d", f"fill-{i}", 1_000_000, 16),
                         Emit(work.uid, 1, work.fence, "p", 0, (5,)),
