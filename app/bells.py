@@ -48,7 +48,8 @@ class Bells:
     def __init__(self, settings: Settings) -> None:
         self._app = Celery("baton-bells", broker=settings.effective_broker_url, set_as_current=False)
         self._app.conf.update(
-            broker_transport_options=broker_options(settings, _PUBLISH_TIMEOUT_S),
+            # Without retries a frozen broker costs the timeout once per bell; with them it costs it three times.
+            broker_transport_options=broker_options(settings, _PUBLISH_TIMEOUT_S) | {"max_retries": 0},
             broker_connection_retry=False,
             task_ignore_result=True,
             task_send_sent_event=True,
@@ -101,5 +102,6 @@ class BellLane(Lane[Bell]):
 
     def _ring_all(self, batch: list[Bell]) -> None:
         for bell in batch:
+            self.entered()
             self._waiting.discard(bell)  # first: whoever rings from now on may have seen something new
             self._bells.ring(bell)

@@ -22,7 +22,9 @@ class Lane(Generic[T]):
     """Runs ``handle(batch)`` on its own thread for what was put, oldest first.
 
     An exception out of ``handle`` is a bug or a broken machine: the lane ends and tells ``on_crash(name, error)``.
-    ``entered_at`` is the monotonic time at which the current batch began, 0 while idle: what a watchdog looks at.
+    After ``close`` nobody is told any more: what it works with may be gone.
+    ``entered_at`` is the monotonic time at which the current batch (or, where ``handle`` says ``entered`` for each,
+    the current item) began, 0 while idle: what a watchdog looks at.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Lane(Generic[T]):
         self.entered_at = 0.0
         self._handle = handle
         self._on_crash = on_crash
+        self._closed = False
         self._queue: SimpleQueue[T | End] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
@@ -45,9 +48,14 @@ class Lane(Generic[T]):
 
     def close(self, timeout_s: float = 5.0) -> None:
         """Handle what waits, then end the thread."""
+        self._closed = True
         self._queue.put(END)
         if self._thread.is_alive() and threading.current_thread() is not self._thread:
             self._thread.join(timeout_s)
+
+    def entered(self) -> None:
+        """Progress: one item of the batch begins."""
+        self.entered_at = time.monotonic()
 
     @property
     def alive(self) -> bool:
@@ -59,13 +67,14 @@ class Lane(Generic[T]):
             while True:
                 batch, more = take_all(self._queue)
                 if batch:
-                    self.entered_at = time.monotonic()
+                    self.entered()
                     self._handle(batch)
                     self.entered_at = 0.0
                 if not more:
                     return
         except BaseException as error:  # noqa: BLE001 - ends the process
-            self._on_crash(self.name, error)
+            if not self._closed:
+                self._on_crash(self.name, error)
 
 
 def take_all(queue: SimpleQueue[T | End], timeout_s: float | None = None) -> tuple[list[T], bool]:

@@ -3,8 +3,8 @@
 A call ends in exactly one of four ways, and never later than its deadline: accepted, refused with a reason,
 *not sent* (certainly), or *unacknowledged* (the peer may or may not have acted: ask the ledger). Nothing is cached
 for a peer that is away: a socket queues only while it is connected (IMMEDIATE), a message waits for that connection
-no longer than its deadline, and after any failure the socket is closed and its successor starts empty. What a frozen
-peer reads late carries its deadline and is refused; what its successor might read carries the incarnation.
+no longer than its deadline, and a socket that missed a deadline sends nothing more; its successor starts empty. What a
+frozen peer reads late carries its deadline and is refused; what its successor might read carries the incarnation.
 
 One thread owns all sockets. Wire format: JSON in one frame. No pickle.
 """
@@ -124,6 +124,8 @@ class Link:
         self._boot = _boot_id()
         self._numbers = itertools.count(1)
         self._peers: dict[tuple[str, str], _Peer] = {}
+        self._retired: list[_Peer] = []
+        """Connections that missed a deadline: nothing more is sent on them, but open calls may still be answered."""
         self._answering: dict[str, tuple[list[bytes], int]] = {}
         self._todo: deque[_Call | Callable[[], None]] = deque()
         self._closing = threading.Event()
@@ -196,7 +198,7 @@ class Link:
                 self._start(todo) if isinstance(todo, _Call) else todo()
             if self._router in ready:
                 self._read_calls()
-            for key, peer in list(self._peers.items()):
+            for key, peer in [*self._peers.items(), *((None, retired) for retired in self._retired)]:
                 if peer.socket in ready:
                     self._serve_peer(peer)
                 if peer.monitor in ready:
@@ -208,12 +210,12 @@ class Link:
         for socket, _ in list(poller.sockets):
             if socket not in (self._router, self._wake_out):
                 poller.unregister(socket)
-        for peer in self._peers.values():
+        for peer in self._all_peers():
             poller.register(peer.socket, zmq.POLLIN | (zmq.POLLOUT if peer.waiting else 0))
             poller.register(peer.monitor, zmq.POLLIN)
 
     def _wait_ms(self) -> int | None:
-        deadlines = [call.deadline for peer in self._peers.values() for call in (*peer.waiting, *peer.open.values())]
+        deadlines = [call.deadline for peer in self._all_peers() for call in (*peer.waiting, *peer.open.values())]
         if not deadlines:
             return None
         return max(0, int(1000 * (min(deadlines) - time.monotonic())) + 1)
@@ -276,21 +278,47 @@ class Link:
             call.sent = True
             peer.open[call.number] = call
 
-    def _expire(self, key: tuple[str, str], peer: _Peer) -> None:
-        """After a missed deadline the socket goes, so that nothing sent on it can be delivered later."""
-        now = time.monotonic()
-        calls = (*peer.waiting, *peer.open.values())
-        if any(call.deadline <= now for call in calls) or (not calls and peer.used < now - _IDLE_S):
-            self._drop_peer(key, peer, "no acknowledgement in time")
+    def _all_peers(self) -> list[_Peer]:
+        return [*self._peers.values(), *self._retired]
 
-    def _drop_peer(self, key: tuple[str, str], peer: _Peer, why: str) -> None:
-        """Calls that were sent end here as unacknowledged, the others as not sent."""
-        del self._peers[key]
+    def _expire(self, key: tuple[str, str] | None, peer: _Peer) -> None:
+        """End overdue calls. A connection that missed a deadline gets no more of them: new calls take a new one, and
+        what is delivered late on the old one is refused by the deadline that it carries."""
+        now = time.monotonic()
+        overdue = [number for number, call in peer.open.items() if call.deadline <= now]
+        stuck = any(call.deadline <= now for call in peer.waiting)
+        if key is not None and (overdue or stuck):
+            del self._peers[key]
+            self._retired.append(peer)
+            key = None
+        for number in overdue:
+            self._end_unacknowledged(peer.open.pop(number), "no acknowledgement in time")
+        if key is None:
+            while peer.waiting:
+                call = peer.waiting.popleft()
+                if call.deadline <= now:
+                    call.done(CallOutcome(None, not_sent=True, detail=f"{call.address}: not reachable"))
+                else:
+                    self._start(call)
+        idle = key is None or peer.used < now - _IDLE_S
+        if idle and not peer.open and not peer.waiting:
+            self._drop_peer(key, peer, "idle")
+
+    def _drop_peer(self, key: tuple[str, str] | None, peer: _Peer, why: str) -> None:
+        """Close a connection. Calls that were sent end here as unacknowledged, the others as not sent."""
+        if key is None:
+            self._retired.remove(peer)
+        else:
+            del self._peers[key]
         self._close_peer(peer)
         for call in peer.open.values():
-            call.done(CallOutcome(None, not_sent=False, detail=f"{call.address}: {why}"))
+            self._end_unacknowledged(call, why)
         for call in peer.waiting:
             call.done(CallOutcome(None, not_sent=True, detail=f"{call.address}: not reachable"))
+
+    @staticmethod
+    def _end_unacknowledged(call: _Call, why: str) -> None:
+        call.done(CallOutcome(None, not_sent=False, detail=f"{call.address}: {why}"))
 
     # incoming calls
 
@@ -378,7 +406,7 @@ class Link:
 
     def _end_all(self) -> None:
         self._closing.set()
-        for key, peer in list(self._peers.items()):
+        for key, peer in [*self._peers.items(), *((None, retired) for retired in self._retired)]:
             self._drop_peer(key, peer, "this node is closing")
         with self._wake_lock:
             self._context.destroy(linger=0)

@@ -57,6 +57,8 @@ class Gauges(Frozen):
     blocks: dict[str, int] = {}
     running: int = 0
     waiting: int = 0
+    refused: dict[str, int] = {}
+    """Messages of peers that were refused, by reason."""
 
 
 class KVLocation(Frozen):

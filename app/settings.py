@@ -6,10 +6,13 @@ The settings table in the README is generated from this file (``make docs``).
 
 from __future__ import annotations
 
+import difflib
+import os
 from functools import cache
 from pathlib import Path
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.errors import SettingsError
@@ -115,6 +118,12 @@ class Settings(BaseSettings):
 
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="What is logged.")
 
+    @model_validator(mode="after")
+    def _heartbeats_fit(self) -> Settings:
+        if self.node_ttl_s < 2 * self.heartbeat_s:
+            raise ValueError(f"BATON_NODE_TTL_S={self.node_ttl_s:g} must be at least twice BATON_HEARTBEAT_S")
+        return self
+
     @field_validator("home")
     @classmethod
     def _expand(cls, value: Path) -> Path:
@@ -139,8 +148,16 @@ def get_settings() -> Settings:
 
 def load_settings(**overrides: object) -> Settings:
     """Settings from the environment with ``overrides`` (command line options) on top. Raises SettingsError."""
+    known = {f"BATON_{name.upper()}" for name in Settings.model_fields}
+    for name in sorted(name for name in os.environ if name.startswith("BATON_") and name not in known):
+        close = difflib.get_close_matches(name, known, 1)
+        raise SettingsError(f"{name} is no setting" + (f": did you mean {close[0]}?" if close else ""))
     try:
         return Settings(**overrides)  # type: ignore[arg-type]
     except ValidationError as error:
-        lines = [f"BATON_{'_'.join(str(part) for part in e['loc']).upper()}: {e['msg']}" for e in error.errors()]
-        raise SettingsError("; ".join(lines)) from None
+        raise SettingsError("; ".join(_line(each) for each in error.errors())) from None
+
+
+def _line(error: ErrorDetails) -> str:
+    name = "_".join(str(part) for part in error["loc"]).upper()
+    return f"BATON_{name}: {error['msg']}" if name else error["msg"].removeprefix("Value error, ")

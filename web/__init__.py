@@ -6,15 +6,17 @@
 from __future__ import annotations
 
 import threading
+from functools import partial
 
 from flask import Flask
 
 from app.bells import BellLane, Bells, Ringer
+from app.crash import end_crashed
 from app.ids import draw_id
 from app.ledger.api import Ledger
 from app.settings import Settings, get_settings
 from web import chat, completions, errors, health, models_api, request_id, requests_api
-from web.node import WebNode, thread_died
+from web.node import WebNode
 from web.process import PROCESS
 from web.served import ServedModel, load_served_model
 from web.services import KEY, Services
@@ -36,9 +38,11 @@ def create_app(
     settings = settings or get_settings()
     model = model or load_served_model(settings)
     ledger = ledger or _connect(settings)
-    bell_lane = BellLane(bells or Bells(settings), thread_died)
     incarnation = PROCESS.incarnation or settings.incarnation or draw_id()
-    node = WebNode(settings, ledger, bell_lane, incarnation, model.fingerprint)
+    # A dead thread would mean silent answers: the process ends, and gunicorn starts another.
+    on_crash = partial(end_crashed, f"web-{incarnation[:8]}")
+    bell_lane = BellLane(bells or Bells(settings), on_crash)
+    node = WebNode(settings, ledger, bell_lane, incarnation, model.fingerprint, on_crash)
     seats = threading.BoundedSemaphore(settings.web_threads)
 
     app = Flask(__name__, static_folder=None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections.abc import Callable
 
 from app.errors import LedgerError
 from app.ledger.api import Ledger
@@ -62,11 +63,18 @@ class Mailboxes:
 class EventReader(threading.Thread):
     """The thread that reads the stream of ``incarnation`` and fills the mailboxes."""
 
-    def __init__(self, ledger: Ledger, incarnation: str, mailboxes: Mailboxes) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        incarnation: str,
+        mailboxes: Mailboxes,
+        on_crash: Callable[[str, BaseException], None],
+    ) -> None:
         super().__init__(name="event-reader", daemon=True)
         self._ledger = ledger
         self._incarnation = incarnation
         self._mailboxes = mailboxes
+        self._on_crash = on_crash
         self._stopped = threading.Event()
         self._restart = threading.Event()
 
@@ -78,6 +86,12 @@ class EventReader(threading.Thread):
         self._stopped.set()
 
     def run(self) -> None:
+        try:
+            self._read()
+        except BaseException as error:  # noqa: BLE001 - ends the process
+            self._on_crash(self.name, error)
+
+    def _read(self) -> None:
         after, away = "0", False
         while not self._stopped.is_set():
             if self._restart.is_set():

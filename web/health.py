@@ -78,6 +78,7 @@ def _describe_node(node: ClusterNode) -> dict[str, Any]:
         "heartbeat_age_s": node.heartbeat_age_ms / 1000,
         "blocks": {"total": info.num_blocks, "free": 0, "cached": 0} | gauges.blocks,
         "sequences": {"running": gauges.running, "waiting": gauges.waiting},
+        "refused": gauges.refused,
     }
 
 

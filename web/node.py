@@ -7,29 +7,38 @@ import os
 import socket
 import time
 from collections import deque
+from collections.abc import Callable
 
 from app.bells import BellLane
 from app.errors import LedgerError, ServiceUnavailable
 from app.heartbeat import HeartbeatThread
 from app.ledger.api import Ledger
-from app.protocol.commands import Abort, Detach
+from app.protocol.commands import Abort, AbortStatus, Detach
 from app.schemas import Gauges, NodeInfo
 from app.settings import Settings
 from web.events import EventReader, Mailboxes
-from web.logs import LOGGER, log_event
+from web.logs import log_event
 
 
 class WebNode:
     """Owns the threads of one web process: heartbeat, event reader, and the bells that both it and answers ring."""
 
-    def __init__(self, settings: Settings, ledger: Ledger, bells: BellLane, incarnation: str, model: str) -> None:
-        """``model``: fingerprint of the model whose tokenizer this process uses."""
+    def __init__(
+        self,
+        settings: Settings,
+        ledger: Ledger,
+        bells: BellLane,
+        incarnation: str,
+        model: str,
+        on_crash: Callable[[str, BaseException], None],
+    ) -> None:
+        """``model``: fingerprint of the model whose tokenizer is used here. ``on_crash`` hears of a dead thread."""
         self.incarnation = incarnation
         self.mailboxes = Mailboxes()
         self._settings = settings
         self._ledger = ledger
         self._bells = bells
-        self._reader = EventReader(ledger, incarnation, self.mailboxes)
+        self._reader = EventReader(ledger, incarnation, self.mailboxes, on_crash)
         self._farewells: deque[Abort | Detach] = deque()
         node = NodeInfo(
             incarnation=incarnation,
@@ -45,7 +54,7 @@ class WebNode:
             node,
             lambda: Gauges(running=len(self.mailboxes)),
             ring=bells.ring,
-            on_crash=thread_died,
+            on_crash=on_crash,
             on_registered=self._ledger_changed,
             on_ledger_restarted=self._ledger_changed,
             after_beat=self._repeat_farewells,
@@ -88,11 +97,17 @@ class WebNode:
 
     def say_farewell(self, command: Abort | Detach) -> None:
         """Tell the ledger that nobody waits any more; repeated until it answers (both commands are idempotent)."""
+        if not self._say(command):
+            log_event(logging.WARNING, "farewell_kept", uid=command.uid, command=command.name)
+
+    def _say(self, command: Abort | Detach) -> bool:
         try:
-            self._ledger.execute(command)
-        except LedgerError as error:
-            log_event(logging.WARNING, "farewell_kept", uid=command.uid, command=command.name, error=error)
+            said = self._ledger.execute(command).status is not AbortStatus.LATE
+        except LedgerError:
+            said = False
+        if not said:
             self._farewells.append(command)
+        return said
 
     def _not_registered(self) -> str:
         refusal = self._heartbeat.refusal
@@ -104,11 +119,6 @@ class WebNode:
         self.mailboxes.wake_all()
 
     def _repeat_farewells(self) -> None:
-        while self._farewells:
-            self._ledger.execute(self._farewells[0])
-            self._farewells.popleft()
-
-
-def thread_died(name: str, error: BaseException) -> None:
-    """A bug. ``/health`` says so from now on."""
-    LOGGER.critical("thread_died name=%s", name, exc_info=error)
+        """Once each: one that cannot be said must not hold up the others."""
+        for _ in range(len(self._farewells)):
+            self._say(self._farewells.popleft())

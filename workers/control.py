@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 
 from celery import shared_task
 
 from app.bells import BellLane, Bells
+from app.crash import end_crashed
 from app.errors import LedgerError
 from app.heartbeat import HeartbeatThread
 from app.ids import draw_id
@@ -18,8 +20,9 @@ from app.ledger.redis import connect
 from app.protocol.commands import Deregister, Scan
 from app.schemas import Gauges, NodeInfo
 from app.settings import Settings
-from workers.crash import end_crashed
 
+MOST_ROUNDS = 16
+"""Scripts per scan, each with bounded work: a mass expiry is dealt with at once, and still not without end."""
 _hosts: list[ControlHost] = []
 """This process's host while it takes tasks: one, or none."""
 
@@ -61,15 +64,22 @@ class ControlHost:
 
     def scan(self) -> str:
         """Scan, and ring for what was found; answers what that was."""
-        try:
-            answer = self._ledger.execute(Scan(min_age_ms=self._scan_min_age_ms))
-        except LedgerError as error:
-            return f"no answer: {error}"
-        for bell in answer.bells:
-            self._bells.ring(bell)
-        if not answer.ran:
-            return "not due"
-        return f"bells={len(answer.bells)} expired={len(answer.expired)} recovered={len(answer.recovered)}"
+        found: Counter[str] = Counter()
+        min_age_ms = self._scan_min_age_ms
+        for _ in range(MOST_ROUNDS):
+            try:
+                answer = self._ledger.execute(Scan(min_age_ms=min_age_ms))
+            except LedgerError as error:
+                return f"no answer: {error}"
+            for bell in answer.bells:
+                self._bells.ring(bell)
+            if not answer.ran:
+                return "not due"
+            found += Counter(bells=len(answer.bells), expired=len(answer.expired), recovered=len(answer.recovered))
+            if not answer.more:
+                break
+            min_age_ms = 0  # what is due is due now, however much of it there is
+        return " ".join(f"{name}={found[name]}" for name in ("bells", "expired", "recovered"))
 
     def ring(self, uid: str, attempt: int, done: Callable[[str], None]) -> None:
         """A bell on the control queue has no meaning."""

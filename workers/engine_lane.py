@@ -116,9 +116,9 @@ class EngineLane:
             self._post(on.Stepped((on.Sample(job.key, len(work.output_ids), -1, error=str(error)),)))
 
     def _step(self) -> None:
-        took_part = self._engine.keys()
+        took_part: list[str] = []
         self.entered_at = time.monotonic()
-        outputs = self._engine.step()
+        outputs = self._engine.step(on_start=took_part.extend)
         took_s, self.entered_at = time.monotonic() - self.entered_at, 0.0
         for key in took_part:
             self._spent_s[key] = self._spent_s.get(key, 0.0) + took_s

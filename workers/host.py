@@ -25,6 +25,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.bells import BellLane, Bells
+from app.crash import end_crashed, end_refused
 from app.errors import LedgerError
 from app.heartbeat import HeartbeatThread
 from app.ids import draw_id
@@ -42,7 +43,6 @@ from app.protocol.prefill import PrefillNode
 from app.protocol.tables import DECODE_BLOCK_STEPS, PREFILL_BLOCK_STEPS
 from app.schemas import Gauges, NodeInfo
 from app.settings import Settings
-from workers.crash import end_crashed, end_refused
 from workers.engine_lane import EngineLane
 from workers.mover import Mover
 
@@ -90,6 +90,9 @@ class NodeHost:
         self._idle = True
         self.wants_bells = False
         """Whether this node has room for another piece of work."""
+        self._bell_lock = threading.Lock()
+        self._unseen_bells = 0
+        """Bells that were rung here and that the machine has not looked at yet."""
         self._on_room = on_room
         self._transport = KVReader()
         self._engine_lane = EngineLane(engine, self._post, self._crashed, settings.engine_stall_s)
@@ -144,7 +147,9 @@ class NodeHost:
         """A bell came in. ``done(outcome)`` runs once, when the work it brought has left this node."""
         bell_id = draw_id()  # a bell of its own, even when the broker delivers one message twice
         self._ringing[bell_id] = done
-        self.wants_bells = False  # until the node has looked at this one
+        with self._bell_lock:
+            self._unseen_bells += 1
+            self.wants_bells = False
         self._post(on.BellRang(bell_id, uid, attempt))
 
     def drain(self, timeout_s: float) -> bool:
@@ -197,6 +202,8 @@ class NodeHost:
                 events, more = take_all(self._events, wait_s)
                 for event in events:
                     self._perform(self._machine.receive(event, time.monotonic()))
+                with self._bell_lock:
+                    self._unseen_bells -= sum(isinstance(event, on.BellRang) for event in events)
                 self._perform(self._machine.poll(time.monotonic()))
                 self._show()
         except BaseException as error:  # noqa: BLE001 - ends the process
@@ -210,9 +217,12 @@ class NodeHost:
             blocks=self._machine.pool.counts(),
             running=counts["running"],
             waiting=counts["waiting"],
+            refused=dict(self._machine.refusals),
         )
-        had_room, self.wants_bells = self.wants_bells, self._machine.wants_bells
-        if self.wants_bells and not had_room:
+        with self._bell_lock:
+            had_room, self.wants_bells = self.wants_bells, self._machine.wants_bells and not self._unseen_bells
+            found_room = self.wants_bells and not had_room
+        if found_room:
             self._on_room()
         was_idle, self._idle = self._idle, self._machine.idle
         if self._idle and not was_idle:
@@ -280,6 +290,7 @@ class NodeHost:
 
     def _move(self, jobs: list[do.Seal | do.Pull]) -> None:
         for job in jobs:
+            self._mover_lane.entered()
             self._post(self._mover.seal(job) if isinstance(job, do.Seal) else self._mover.pull(job))
 
     # ends that nobody wants

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from app.errors import LedgerUnavailable
 from app.ids import draw_id
 from app.ledger.redis import check_server, connect
-from app.model.limits import LengthLimits
 from app.model.resolve import resolve_model
 from app.settings import Settings
 from workers.engine import runtime
@@ -40,7 +39,8 @@ def make_host(settings: Settings, role: KVRole, nodename: str, on_room: Callable
         num_blocks=settings.num_blocks,
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
-        max_model_len=LengthLimits.of(settings, folder.config).tokens,
+        # Web bounds what a request may become; a worker that knew a smaller bound would cut answers short.
+        max_model_len=folder.config.max_position_embeddings,
         num_threads=settings.num_threads,
     )
     engine.warm_up(lambda line: logger.info("%s node=%s", line, nodename))

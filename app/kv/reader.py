@@ -112,6 +112,10 @@ class KVReader:
                     f"the pool of {location.incarnation} (pid {location.pid}) belongs to another user",
                     reason=PullFailure.FOREIGN,
                 ) from error
+            except OSError as error:  # EMFILE, ENOMEM: this pull fails, the process goes on
+                raise PullError(
+                    f"the pool of {location.incarnation} cannot be mapped: {error}", reason=PullFailure.UNREADABLE
+                ) from error
             self._mappings[location.incarnation] = cached
             self._mappings.move_to_end(location.incarnation)
             while len(self._mappings) > self._max_mappings:

@@ -11,9 +11,6 @@ from app.schemas import KVLocation
 if TYPE_CHECKING:
     from app.kv.pool import KVPool
 
-DIGEST_BYTES = 16
-"""Length of a block's digest (xxh3-128)."""
-
 
 class PullFailure(StrEnum):
     """Why a pull failed: the ``reason`` of a ``PullError``."""
@@ -22,6 +19,8 @@ class PullFailure(StrEnum):
     """The process or its pool is not there any more."""
     FOREIGN = "foreign"
     """What lies at the location is not the pool it names: another file, incarnation or size."""
+    UNREADABLE = "unreadable"
+    """This process cannot open or map the pool now: no file descriptor or address space is left."""
     SHORT = "short"
     """The pool is smaller than its header says, or does not reach to a block that was asked for."""
     COUNTS = "counts"

@@ -1,4 +1,4 @@
-"""How long a request may be, for everyone who has to know: web refuses what is longer, engines make room for it."""
+"""How long a request may be. Web refuses what is longer; blocks bound the rest."""
 
 from __future__ import annotations
 

@@ -60,6 +60,8 @@ class Attempt(Held):
     token: int = -1
     first_token_told: bool = False
     sealed: on.Sealed | None = None
+    finishing: bool = False
+    """Its first token ends the answer; tokens and end are on their way to the ledger."""
     older_waited: bool = False
     """At the last check a request that was admitted earlier was QUEUED."""
     yields: bool = False
@@ -177,7 +179,7 @@ class PrefillNode(Node[Attempt]):
 
     def _end_with(self, fence: str, attempt: Attempt, tokens: tuple[int, ...], finish: str) -> None:
         """The first token ends the answer: tokens and end in one step (rule 8), no grant needed."""
-        attempt.ending = True
+        attempt.ending = attempt.finishing = True
         emit = self._emit(attempt, tokens, "length" if finish == "length" else "stop")
         self._ask(emit, lambda answer: self._ended(fence, attempt, answer))
 
@@ -215,6 +217,8 @@ class PrefillNode(Node[Attempt]):
         attempt = self.table.get(message.fence)
         if attempt is None or attempt.uid != message.uid or attempt.attempt != message.attempt:
             return refused(Refusal.UNKNOWN_ATTEMPT)
+        if attempt.finishing:
+            return ACCEPTED  # the end closes the lease: nobody may fail the attempt for it meanwhile
         if attempt.ending:
             return self._is_ending(attempt)
         return attempt

@@ -90,7 +90,7 @@ def test_an_absent_peer_means_certainly_not_sent_and_soon(caller: Link) -> None:
     peer.link.close()
     outcome, took = ask(caller, address, "peer", timeout_s=2.0)
     assert outcome.reply is None and outcome.not_sent
-    assert took < 2.5
+    assert took < 1, "a refused connection is no reason to wait for the deadline"
 
 
 def test_a_peer_that_does_not_answer_means_unacknowledged_at_the_deadline(caller: Link) -> None:
@@ -254,3 +254,27 @@ def test_a_link_that_dies_says_so_and_later_calls_end_at_once() -> None:
     finally:
         caller.close()
         broken.close()
+
+
+def test_a_call_without_an_answer_leaves_its_neighbours_on_the_same_link_alone(caller: Link) -> None:
+    silent_first: list[str] = []
+    outcomes: dict[str, queue.Queue[CallOutcome]] = {name: queue.Queue() for name in ("lost", "slow", "next")}
+
+    def called(call_id: str, message: Message) -> None:
+        silent_first.append(call_id)
+
+    peer = Link("peer", "127.0.0.1", called, never)
+    try:
+        caller.call(peer.address, "peer", RESULT, 0.2, outcomes["lost"].put)
+        caller.call(peer.address, "peer", RESULT, 10, outcomes["slow"].put)
+        assert outcomes["lost"].get(timeout=5).reply is None
+        peer.reply(silent_first[1], ACCEPTED)
+        assert outcomes["slow"].get(timeout=5).reply == ACCEPTED
+        caller.call(peer.address, "peer", RESULT, 10, outcomes["next"].put)
+        deadline = time.monotonic() + 5
+        while len(silent_first) < 3:
+            assert time.monotonic() < deadline
+        peer.reply(silent_first[2], ACCEPTED)
+        assert outcomes["next"].get(timeout=5).reply == ACCEPTED
+    finally:
+        peer.close()

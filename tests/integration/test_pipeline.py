@@ -226,7 +226,32 @@ def test_the_record_tells_the_phases_in_order(baton: Baton) -> None:
     assert record["nodes"]["decode"].startswith("decode")
 
 
-def test_a_full_batch_of_stop_strings_is_cut_where_the_text_says(client: OpenAI) -> None:
+def test_limits_at_the_seam_between_prefill_and_decode(client: OpenAI, baton: Baton) -> None:
+    """A prompt that fills its blocks exactly; answers that end with prefill's own token, in each of three ways."""
+    case = GREEDY[6]
+    cut = 48 - len(case["prompt_ids"])  # three full blocks of 16
+    prompt, rest = case["prompt_ids"] + case["output_ids"][:cut], case["output_ids"][cut:]
+
+    def ask(**more: Any) -> tuple[list[int], str, str]:
+        body = {"model": MODEL, "prompt": prompt, "temperature": 0, "return_token_ids": True, **more}
+        status, _, answer = baton.post("/v1/completions", body)
+        assert status == 200, answer
+        choice = answer["choices"][0]
+        return choice["token_ids"], choice["text"], choice["finish_reason"]
+
+    ids, text, finish = ask(max_tokens=16)
+    assert (ids, finish) == (rest[:16], "length")
+    ids, first, finish = ask(max_tokens=1)
+    assert (ids, finish) == (rest[:1], "length")
+    assert text.startswith(first)
+    assert ask(max_tokens=16, stop=[first]) == (rest[:1], "", "stop")
+    ended = GREEDY[7]  # the token before EOS is the last of the prompt
+    prompt = ended["prompt_ids"] + ended["output_ids"][:-1]
+    assert ask(max_tokens=16) == (ended["output_ids"][-1:], "", "stop")
+    wait_for_baseline(baton)
+
+
+def test_stop_strings_cut_the_text_where_it_says(client: OpenAI) -> None:
     case = GREEDY[4]  # " Apollo 8, and it was a groundbreaking feat. …"
     answer = client.completions.create(
         model=MODEL, prompt=case["prompt_ids"], max_tokens=64, temperature=0, stop=["groundbreaking feat"]

@@ -26,7 +26,6 @@ from workers.engine.sequence import Sequence, StepOutput
 
 if TYPE_CHECKING:
     from app.model.folder import ModelFolder
-    from app.model.tokenizer import Tokenizer
 
 Floats = npt.NDArray[np.float32]
 
@@ -96,7 +95,7 @@ class Engine:
         )
         self._checks = SequenceChecks(config.vocab_size, max_model_len, num_blocks, block_size_tokens)
         self._sequences: dict[str, Sequence] = {}
-        self._tokenizer: Tokenizer | None = None
+        self._tokenizer = folder.tokenizer()
 
     # What the host asks
 
@@ -160,7 +159,7 @@ class Engine:
             raise EngineError(f"sequence {key} is in the engine already")
         self._checks.check(sequence)
         if sampling.stop:
-            sequence.stop_checker = StopChecker(sampling.stop, self._get_tokenizer())
+            sequence.stop_checker = StopChecker(sampling.stop, self._tokenizer)
             for token_id in sequence.output_ids:
                 sequence.stop_checker.push(token_id)
         self._sequences[key] = sequence
@@ -316,11 +315,6 @@ class Engine:
         if key not in self._sequences:
             raise EngineError(f"the engine has no sequence {key}")
         return self._sequences[key]
-
-    def _get_tokenizer(self) -> Tokenizer:
-        if self._tokenizer is None:
-            self._tokenizer = self.folder.tokenizer()
-        return self._tokenizer
 
 
 def _set_device(device: str) -> None:

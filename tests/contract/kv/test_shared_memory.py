@@ -1,5 +1,6 @@
 """What only the shared-memory transport promises."""
 
+import errno
 import mmap
 import os
 from collections.abc import Iterator
@@ -129,3 +130,16 @@ def test_a_closed_pool_gives_its_memory_back() -> None:
     assert mapped_pools() == before
     with pytest.raises(ValueError, match="closed"):
         pool.location()
+
+
+def test_a_pool_that_cannot_be_opened_now_fails_the_pull_and_nothing_else(
+    owner: Owner, reader: KVReader, pool: KVPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_descriptor_left(*_: object) -> int:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("app.kv.reader.os.open", no_descriptor_left)
+        with pytest.raises(PullError, match="Too many open files") as error:
+            reader.pull(owner.location, [0], [0], [b"\0" * 16], pool, [0])
+    assert error.value.reason == PullFailure.UNREADABLE

@@ -462,3 +462,16 @@ def test_registering_again_does_not_add_rounds_of_checks() -> None:
     cluster.ask = lambda runner, question: (questions.append(question), ask(runner, question))  # type: ignore
     cluster.run(limit_s=10)
     assert len(questions) <= 22, "two nodes, one check a second each"
+
+
+def test_a_grant_that_meets_an_end_at_the_first_token_costs_nothing() -> None:
+    prompt = next((n,) for n in range(1, 1000) if reference((n,), 5) == (EOS,))
+    cluster = Cluster()
+    cluster.run(limit_s=1)
+    answer_late(cluster, 0.1, Emit)
+    answer_late(cluster, 0.03, ReserveNext)
+    uid = cluster.submit(prompt, 5, max_attempts=1)
+    finish(cluster, uid)
+    record = cluster.snapshot(uid)
+    assert "grant" in kinds(cluster)
+    assert (record.state, record.failures, record.output_ids) == ("FINISHED", 0, (EOS,))

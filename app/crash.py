@@ -1,4 +1,4 @@
-"""The end of a worker whose thread died or will never move again: loud, at once, for its supervisor to see."""
+"""The end of a process whose thread died or will never move again: loud, at once, for its supervisor to see."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 import os
 
 CRASHED = 70
-"""Exit code of a worker that cannot go on (EX_SOFTWARE): its supervisor starts it again."""
+"""Exit code of a process that cannot go on (EX_SOFTWARE): its supervisor starts it again."""
 REFUSED = 78
 """Exit code of a worker that the cluster will not have (EX_CONFIG)."""
 
@@ -21,7 +21,7 @@ def end_crashed(nodename: str, lane: str, error: BaseException) -> None:
 
 
 def end_refused(nodename: str, detail: str) -> None:
-    """The cluster will not have this node, and will not change its mind."""
+    """The cluster has refused this node for longer than an earlier life of the cluster could be the reason."""
     logger.critical("baton: %s cannot join: %s", nodename, detail)
     logging.shutdown()
     os._exit(REFUSED)
