@@ -29,11 +29,11 @@ class HeartbeatThread:
     A heartbeat is a write: one that was answered lately is the proof that the ledger can be written to.
 
     Everything given here runs on this thread, so none of it may block for longer than a ledger call: a beat that
-    comes late lets a healthy node be
-    declared dead. ``ring`` takes the bells of a scan; ``after_beat`` runs whenever the ledger has answered, and may
-    raise a LedgerError; ``on_refused(detail)`` each time the ledger will not have us; ``on_lost`` when it does not
-    know us any more (without one the node registers again at once; with one, when ``register`` is called);
-    ``on_ledger_restarted`` when its run id has changed; ``on_crash(thread, error)`` at this thread's unplanned end.
+    comes late lets a healthy node be declared dead. ``ring`` takes the bells of a scan; ``after_beat`` runs whenever
+    the ledger has answered, and may raise a LedgerError; ``on_refused(detail)`` each time the ledger will not have
+    us; ``on_lost`` when it does not know us any more (without one the node registers again at once; with one, when
+    ``register`` is called); ``on_ledger_restarted`` when its run id has changed; ``on_crash(thread, error)`` at this
+    thread's unplanned end.
     """
 
     def __init__(
