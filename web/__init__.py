@@ -6,12 +6,14 @@
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
 from functools import partial
 
 from flask import Flask
 
 from app.bells import BellLane, Bells, Ringer
 from app.crash import end_crashed
+from app.errors import LedgerUnavailable
 from app.ids import draw_id
 from app.ledger.api import Ledger
 from app.settings import Settings, get_settings
@@ -33,7 +35,8 @@ def create_app(
     ``app.extensions["baton"].close()`` ends the threads; gunicorn need not, they die with the process.
 
     Raises:
-        SettingsError, ModelError: it cannot be served. A ledger that is away is no error: ``/ready`` says so.
+        StartupError: it cannot be served: settings, model, or a Redis that may evict. A ledger that is away is no
+            error: ``/ready`` says so.
     """
     settings = settings or get_settings()
     model = model or load_served_model(settings)
@@ -58,6 +61,8 @@ def create_app(
 
 
 def _connect(settings: Settings) -> Ledger:
-    from app.ledger.redis import connect  # here: an embedded app may bring its own ledger
+    from app.ledger.redis import check_server, connect  # here: an embedded app may bring its own ledger
 
+    with suppress(LedgerUnavailable):  # it may come later; a server that evicts is refused now
+        check_server(settings)
     return connect(settings)

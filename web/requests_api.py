@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from typing import Any
 
 from flask import Blueprint, Response, jsonify
@@ -15,6 +16,8 @@ from web.services import services
 
 blueprint = Blueprint("requests", __name__)
 
+ANSWER_PREFIX = re.compile(r"^(chatcmpl|cmpl)-")
+"""What an answer's ``id`` has in front of the request's: clients may ask for either."""
 NO_TOKENS = 2**31 - 1
 """A ``from_index`` past the end of every answer."""
 
@@ -36,10 +39,11 @@ def cancel_request(client_id: str) -> Response:
 def _find(client_id: str) -> SnapshotAnswer:
     if not request_id.is_valid(client_id):
         raise InvalidRequest("a request id is 1 to 128 of A-Z a-z 0-9 . _ : -", param="id")
-    answer = services().ledger.execute(Snapshot(client_id=client_id, from_index=NO_TOKENS))
-    if answer.status is ReadStatus.UNKNOWN:
-        raise RequestNotFound(f"there is no record of request {client_id}", param="id")
-    return answer
+    for known_as in (client_id, ANSWER_PREFIX.sub("", client_id)):
+        answer = services().ledger.execute(Snapshot(client_id=known_as, from_index=NO_TOKENS))
+        if answer.status is not ReadStatus.UNKNOWN:
+            return answer
+    raise RequestNotFound(f"there is no record of request {client_id}", param="id")
 
 
 def _describe(record: SnapshotAnswer) -> dict[str, Any]:

@@ -222,7 +222,8 @@ class Launch:
         settings = self._settings
         url = http_url(settings.host, settings.port)
         name = settings.served_model_name or model.name
-        body = json.dumps({"model": name, "messages": [{"role": "user", "content": "What is a relay race?"}]})
+        messages = [{"role": "user", "content": "What is a relay race?"}]
+        body = json.dumps({"model": name, "messages": messages, "max_tokens": 100, "temperature": 0})
         self._say(f"ready: {url}  ({took_s:.0f} s)")
         self._say(
             f"  Flower  {http_url(settings.flower_host, settings.flower_port)}  (user and password: {flower_login})"

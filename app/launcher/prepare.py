@@ -10,6 +10,7 @@ import sys
 
 from app.errors import StartupError
 from app.launcher.model_facts import model_facts
+from app.model.limits import LengthLimits
 from app.model.resolve import resolve_model
 from app.settings import get_settings
 
@@ -23,6 +24,7 @@ def main() -> int:
     try:
         settings = get_settings()
         folder = resolve_model(settings.model, settings.home, lambda line: print(PROGRESS + line, flush=True))
+        LengthLimits.of(settings, folder.config)  # for its error, before anything else is started
         facts = model_facts(folder.name, str(folder.path), folder.config)
     except StartupError as error:
         print(ERROR + " ".join(str(error).split()), flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from app.errors import SettingsError
 from app.model.config import ModelConfig
 from app.settings import Settings
 
@@ -19,8 +20,16 @@ class LengthLimits:
 
     @classmethod
     def of(cls, settings: Settings, config: ModelConfig) -> LengthLimits:
-        """The limits of a process with these settings."""
+        """The limits of a process with these settings.
+
+        Raises:
+            SettingsError: a person asks for more than the model was made for.
+        """
         positions = config.max_position_embeddings
+        if settings.max_model_len_tokens > positions:
+            raise SettingsError(
+                f"BATON_MAX_MODEL_LEN_TOKENS={settings.max_model_len_tokens}: the model was made for {positions} tokens"
+            )
         return cls(
             model_tokens=min(settings.max_model_len_tokens or positions, positions),
             pool_tokens=settings.num_blocks * settings.block_size_tokens,

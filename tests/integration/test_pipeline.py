@@ -214,9 +214,10 @@ def test_a_client_that_goes_away_frees_its_blocks(baton: Baton) -> None:
 
 def test_the_record_tells_the_phases_in_order(baton: Baton) -> None:
     body = {"model": MODEL, "prompt": "Hello", "max_tokens": 5, "temperature": 0}
-    status, headers, _ = baton.post("/v1/completions", body, {"X-Request-Id": "phases"})
+    status, headers, answer = baton.post("/v1/completions", body, {"X-Request-Id": "phases"})
     assert (status, headers["x-request-id"]) == (200, "phases")
     record = baton.get("/v1/requests/phases")[1]
+    assert baton.get(f"/v1/requests/{answer['id']}")[1] == record, "the answer's own id names it, too"
     assert (record["state"], record["attempt"]) == ("FINISHED", 1)
     phases = ["queued", "claimed", "granted", "first_token", "committed", "activated", "finished"]
     times = [record["timeline"][phase] for phase in phases]
