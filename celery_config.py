@@ -31,6 +31,8 @@ app.conf.update(
     broker_transport_options=broker_options(settings, socket_timeout_s=10.0),
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
+    # An error reply to BRPOP (failover, full disk, too few replicas) is no reason to end: the worker connects again.
+    broker_channel_error_retry=True,
     worker_cancel_long_running_tasks_on_connection_loss=False,
     worker_hijack_root_logger=False,
     worker_redirect_stdouts=False,

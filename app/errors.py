@@ -10,6 +10,7 @@
     │   ├── RouteNotFound            404
     │   ├── MethodNotAllowed         405
     │   ├── RequestNotFound          404  no record of this request id
+    │   ├── BodyTimeout              408  the client stopped in the middle of the body
     │   ├── DuplicateRequest         409  the id is in process already; a retry would not help
     │   ├── BodyTooLarge             413
     │   ├── Overloaded               429  the queue is full
@@ -93,6 +94,13 @@ class RequestNotFound(ApiError):
     status = 404
     type = "invalid_request_error"
     code = "request_not_found"
+
+
+class BodyTimeout(ApiError):
+    status = 408
+    type = "invalid_request_error"
+    code = "body_timeout"
+    retry_helps = True
 
 
 class DuplicateRequest(ApiError):

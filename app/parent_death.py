@@ -24,14 +24,22 @@ def tied_to_parent(argv: Sequence[str], signum: signal.Signals) -> list[str]:
     return [sys.executable, "-I", "-S", __file__, str(os.getpid()), str(int(signum)), *argv]
 
 
+def tie_to_parent(parent: int, signum: int) -> None:
+    """Have the kernel send this process ``signum`` when its parent ends. Ends it at once if that has happened already.
+
+    For a process that was forked and does not exec.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0):
+        sys.exit(f"cannot tie process {os.getpid()} to its parent: {os.strerror(ctypes.get_errno())}")
+    if os.getppid() != parent:  # it ended before the setting was made: nobody would ever send the signal
+        sys.exit(f"the parent {parent} of process {os.getpid()} has ended")
+
+
 def main(argv: list[str]) -> None:
     """Replace this process by the program. Exits with 1 when that cannot be done, or the parent is gone already."""
     parent, signum, program = int(argv[1]), int(argv[2]), argv[3]
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signum, 0, 0, 0):
-        sys.exit(f"cannot tie {program} to its parent: {os.strerror(ctypes.get_errno())}")
-    if os.getppid() != parent:  # it ended before the setting was made: nobody would ever send the signal
-        sys.exit(f"the process that wanted {program} has ended")
+    tie_to_parent(parent, signum)
     try:
         os.execv(program, argv[3:])  # noqa: S606 (no shell is wanted)
     except OSError as error:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response
 
 from web import request_id
 from web.answer import Answer, Delta
+from web.body import read_body
 from web.openai_schemas import ChatBody
 from web.params import Prepared, parse_body, prepare_chat
 from web.services import services
@@ -20,7 +21,7 @@ blueprint = Blueprint("chat", __name__)
 @blueprint.post("/v1/chat/completions")
 def create_chat_completion() -> Response:
     model = services().model
-    prepared = prepare_chat(parse_body(request.get_data(cache=False), ChatBody), model)
+    prepared = prepare_chat(parse_body(read_body(), ChatBody), model)
     return respond(ChatShape(model.name, prepared), prepared)
 
 

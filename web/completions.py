@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from flask import Blueprint, Response, request
+from flask import Blueprint, Response
 
 from web import request_id
 from web.answer import Answer, Delta
+from web.body import read_body
 from web.openai_schemas import CompletionBody
 from web.params import Prepared, parse_body, prepare_completion
 from web.services import services
@@ -20,7 +21,7 @@ blueprint = Blueprint("completions", __name__)
 @blueprint.post("/v1/completions")
 def create_completion() -> Response:
     model = services().model
-    prepared = prepare_completion(parse_body(request.get_data(cache=False), CompletionBody), model)
+    prepared = prepare_completion(parse_body(read_body(), CompletionBody), model)
     return respond(CompletionShape(model.name, prepared), prepared)
 
 

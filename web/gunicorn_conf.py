@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import logging
 import math
+import signal
 from typing import Any
 
 from app.errors import LedgerError
 from app.ids import draw_id
+from app.parent_death import tie_to_parent
 from app.protocol.commands import ReportExit
 from app.settings import get_settings
 from web.process import PROCESS
@@ -42,6 +44,8 @@ def pre_fork(server: Any, worker: Any) -> None:
 
 
 def post_fork(server: Any, worker: Any) -> None:
+    """Begin the worker's own life; it ends with its arbiter, which alone would report and replace it."""
+    tie_to_parent(worker.ppid, signal.SIGKILL)
     PROCESS.incarnation = worker.baton_incarnation
     logging.basicConfig(level=_settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -271,6 +272,43 @@ def test_many_streams_at_once_and_health_beside_them(start_web: StartWeb) -> Non
     for thread in threads:
         thread.join(30)
     assert texts == ["x" * 20] * 40
+
+
+def raw(web: Web, sent: bytes) -> bytes:
+    """Everything that comes back for ``sent`` until the server closes the connection."""
+    with socket.create_connection(("127.0.0.1", httpx.URL(web.url).port or 0), timeout=30) as client:
+        client.sendall(sent)
+        received = b""
+        while part := client.recv(65536):
+            received += part
+    return received
+
+
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+
+
+def test_a_body_that_stops_in_the_middle_is_given_up_with_an_error(start_web: StartWeb) -> None:
+    web = start_web(lambda work: say("x"))
+    answer = raw(web, HEAD + b"Content-Length: 100\r\n\r\n{")
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"body_timeout"' in answer.replace(b" ", b"")
+
+
+def test_a_body_in_broken_chunks_is_the_clients_fault(start_web: StartWeb) -> None:
+    web = start_web(lambda work: say("x"))
+    answer = raw(web, HEAD + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\nzz\r\n")
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert "internal_error" not in web.log.read_text()
+
+
+def test_a_web_worker_ends_with_its_killed_arbiter_in_the_middle_of_an_answer(start_web: StartWeb) -> None:
+    web = start_web(lambda work: [Send(ids("a")), Wait(threading.Event())])
+    worker = psutil.Process(web.process.pid).children()[0]
+    with httpx.stream("POST", f"{web.url}/v1/completions", json=body(stream=True), timeout=30) as answer:
+        next(answer.iter_raw())
+        web.process.kill()
+        _, alive = psutil.wait_procs([worker], timeout=5)
+        assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 
 def test_gunicorn_leaves_nothing_in_the_home_folder(start_web: StartWeb) -> None:

@@ -139,9 +139,13 @@ def test_children_end_with_a_killed_launcher_and_ctrl_c_during_an_answer_of_the_
     killed = start()
     killed.wait_until_ready()
     processes = killed.processes()
+    body = {"model": "smollm2-135m-instruct", "prompt": "Once", "max_tokens": 450, "ignore_eos": True, "stream": True}
+    open_answer = killed.lines("/v1/completions", body)
+    next(open_answer)
     killed.process.kill()
     killed.process.wait()
-    assert_all_gone(killed, processes, within_s=10)
+    assert_all_gone(killed, processes, within_s=5)
+    open_answer.close()
 
     # the next one cleans up; Ctrl-C during an answer ends it with an error
     baton = start()

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery
 from openai import OpenAI
+from redis import Redis
 
 from app.bells import broker_options
 from app.settings import load_settings
@@ -307,4 +308,30 @@ def test_doubled_and_malformed_bells_harm_nobody(baton: Baton, client: OpenAI) -
         answers = list(pool.map(lambda _: complete(client, case), range(4)))
     assert answers == [case["output_ids"]] * 4
     assert {name: node["incarnation"] for name, node in baton.nodes().items()} == before
+    wait_for_baseline(baton)
+
+
+def test_a_ledger_that_refuses_writes_for_a_while_ends_no_worker_and_no_answer(baton: Baton) -> None:
+    """What a failover or a full disk looks like: every write is answered with an error, the workers' BRPOP too."""
+    case = GREEDY[3]
+    before = {name: node["pid"] for name, node in baton.nodes().items()}
+    redis = Redis.from_url(baton.find(r"Redis +(\S+)"))
+    body = {"model": MODEL, "prompt": case["prompt_ids"], "max_tokens": 64, "temperature": 0, "stream": True}
+    text = ""
+    refusing = False
+    try:
+        for line in baton.lines("/v1/completions", body):
+            if line.startswith(b"data: {"):
+                choice = json.loads(line[6:])["choices"][0]
+                text += choice["text"]
+                if len(text) > 20 and not refusing:
+                    refusing = True
+                    redis.config_set("min-replicas-to-write", 1)
+                    threading.Timer(2.0, lambda: redis.config_set("min-replicas-to-write", 0)).start()
+    finally:
+        redis.config_set("min-replicas-to-write", 0)
+        redis.close()
+    assert refusing
+    assert text == case["text"]
+    baton.wait_for(lambda: {name: node["pid"] for name, node in baton.nodes().items()} == before, 15)
     wait_for_baseline(baton)
