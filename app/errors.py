@@ -11,18 +11,20 @@
     │   ├── MethodNotAllowed         405
     │   ├── RequestNotFound          404  no record of this request id
     │   ├── BodyTimeout              408  the client stopped in the middle of the body
-    │   ├── DuplicateRequest         409  the id is in process already; a retry would not help
+    │   ├── DuplicateRequest         409  the id is in process, or was finished just now; a retry would not help
     │   ├── BodyTooLarge             413
+    │   ├── IdempotencyKeyReused     422  the key came with another body before
     │   ├── Overloaded               429  the queue is full
+    │   ├── RequestCancelled         499  somebody asked for its cancellation
     │   ├── RequestFailed            500  out of attempts, or a failure that a retry does not help
-    │   ├── RequestAborted           500  somebody aborted it
+    │   ├── RequestAborted           500  it was aborted for another reason
     │   ├── InternalError            500  a bug; the log has the trace
     │   ├── RequestExpired           503  it waited past one of its timeouts
     │   └── ServiceUnavailable       503  the ledger cannot be reached or refused to write
     ├── LedgerError                  inside: a ledger call
     │   ├── LedgerUnavailable        certainly not applied
     │   ├── LedgerUnknown            may have been applied, or may be later (until ``not_after_ms``)
-    │   └── LedgerForeign            the data there is not ours, or newer than we are
+    │   └── LedgerForeign            the data there is not ours, or of another version
     ├── PullError                    a KV pull failed; ``reason`` says how
     ├── EngineError                  a call to the engine was wrong, or a sequence broke it
     └── StartupError                 a process cannot start; one clear line
@@ -115,11 +117,25 @@ class BodyTooLarge(ApiError):
     code = "body_too_large"
 
 
+class IdempotencyKeyReused(ApiError):
+    status = 422
+    type = "invalid_request_error"
+    code = "idempotency_key_reused"
+
+
 class Overloaded(ApiError):
     status = 429
     type = "overloaded_error"
     code = "queue_full"
     retry_helps = True
+
+
+class RequestCancelled(ApiError):
+    """499 as in nginx and gRPC: the client's own wish is no fault of the server's."""
+
+    status = 499
+    type = "invalid_request_error"
+    code = "request_cancelled"
 
 
 class RequestFailed(ApiError):
@@ -165,7 +181,7 @@ class LedgerUnknown(LedgerError):
 
 
 class LedgerForeign(LedgerError):
-    """The ledger's schema is not ours or newer than this process understands."""
+    """The data there are not Baton's, or of a schema that this process does not understand."""
 
 
 class PullError(BatonError):

@@ -20,16 +20,25 @@ class SamplingParams(Frozen):
     """How tokens are drawn and when an answer ends.
 
     A draw is a pure function of (``seed``, index in the answer, logits), so that a resumed attempt
-    draws the same tokens. ``temperature`` 0 is greedy. ``top_k`` 0 means "all".
+    draws the same tokens. ``temperature`` 0 is greedy. ``top_k`` 0 means "all". Penalties come before all of these;
+    they count the output ids of every attempt.
     """
 
     temperature: float = Field(1.0, ge=0, le=2, allow_inf_nan=False)
     top_p: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
     top_k: int = Field(0, ge=0)
+    presence_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
+    repetition_penalty: float = Field(1.0, gt=0, allow_inf_nan=False)
     seed: int = Field(ge=-(2**63), lt=2**63)
     max_tokens: int = Field(ge=1)
     stop: tuple[str, ...] = ()
     ignore_eos: bool = False
+
+    @property
+    def has_penalties(self) -> bool:
+        """Whether any of the three penalties changes anything."""
+        return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
 
 
 class NodeInfo(Frozen):

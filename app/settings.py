@@ -86,6 +86,16 @@ class Settings(BaseSettings):
         30.0, gt=0, description="How long a computed prefill waits for a decode node before it may be given up."
     )
     record_ttl_s: float = Field(86_400.0, gt=0, description="How long an ended request can be looked up.")
+    idempotency_grace_s: float = Field(
+        30.0,
+        ge=0,
+        description="How long a request with an Idempotency-Key goes on unwatched: time enough to connect again.",
+    )
+    dedup_window_s: float = Field(
+        0.0,
+        ge=0,
+        description="How long the X-Request-Id of a finished request stays refused; 0: its answer is out, it is free.",
+    )
     max_body_bytes: int = Field(8 * 1024 * 1024, ge=1024, description="Largest HTTP body.")
 
     # Who notices what, and when

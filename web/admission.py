@@ -6,25 +6,44 @@ import logging
 import queue
 from dataclasses import dataclass
 
-from app.errors import (
-    ApiError,
-    DuplicateRequest,
-    LedgerError,
-    LedgerUnknown,
-    Overloaded,
-    PromptTooLong,
-    ServiceUnavailable,
-)
+from app.errors import LedgerError, LedgerUnknown, Overloaded, ServiceUnavailable
 from app.ids import draw_id
-from app.protocol.commands import Abort, Admit, AdmitAnswer, AdmitStatus, Bell, Detach, Limits, Watcher
+from app.protocol.commands import (
+    Abort,
+    Admit,
+    AdmitAnswer,
+    AdmitStatus,
+    Attach,
+    AttachAnswer,
+    AttachStatus,
+    Bell,
+    Detach,
+    IdempotencyKey,
+    Limits,
+    SnapshotAnswer,
+    Watcher,
+)
+from app.protocol.tables import RequestState
 from app.settings import Settings
+from web.ends import ADMISSION_UNKNOWN
 from web.events import Mail
 from web.logs import log_event
 from web.params import Prepared
+from web.refusals import FULL_RETRY_AFTER_S, refusal
 from web.services import Services
 
-FULL_RETRY_AFTER_S = 2.0
-"""A queue of a thousand does not clear at once; longer would leave workers idle."""
+KEY_TRIES = 3
+"""The request of a key may end between being found and being attached to; so often in a row it does not."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What one client wants, before it is known which request answers it."""
+
+    client_id: str
+    prepared: Prepared
+    key: IdempotencyKey | None
+    watcher: Watcher
 
 
 @dataclass(frozen=True)
@@ -33,16 +52,24 @@ class Job:
 
     uid: str
     client_id: str
+    """The request's own: of one that was there before, the first client's."""
+    created: int
+    """Unix time of its admission, by the ledger server's clock, in seconds."""
     prepared: Prepared
     watcher: Watcher
     mailbox: queue.SimpleQueue[Mail]
+    record: SnapshotAnswer | None = None
+    """Of a request that was there before: what stood in the ledger when ``watcher`` was added."""
 
 
-def admit(services: Services, client_id: str, prepared: Prepared) -> Job:
-    """Admit the request, ring prefill, and return what ``leave`` must be called with in the end.
+def admit(services: Services, client_id: str, prepared: Prepared, key: IdempotencyKey | None = None) -> Job:
+    """Admit the request and ring prefill, or attach to the one that ``key`` has already.
+
+    ``leave`` must be called with the job in the end.
 
     Raises:
-        DuplicateRequest, Overloaded, PromptTooLong, ServiceUnavailable: nothing is left behind, or it will be aborted.
+        DuplicateRequest, IdempotencyKeyReused, Overloaded, PromptTooLong, ServiceUnavailable: nothing is left behind,
+            or it will be aborted.
     """
     services.node.demand_registered()
     if services.process.draining:
@@ -52,89 +79,131 @@ def admit(services: Services, client_id: str, prepared: Prepared) -> Job:
             f"all {services.settings.web_threads} places of this web process are taken (BATON_WEB_THREADS)",
             retry_after_s=FULL_RETRY_AFTER_S,
         )
-    uid = draw_id()
-    job = Job(
-        uid=uid,
-        client_id=client_id,
-        prepared=prepared,
-        watcher=Watcher(services.node.incarnation, draw_id()),
-        mailbox=services.node.mailboxes.open(uid),
-    )
     try:
-        _admit(services, job)
+        asked = Asked(client_id, prepared, key, Watcher(services.node.incarnation, draw_id()))
+        return _admit_or_attach(services, asked)
     except BaseException:
-        _give_back(services, job)
+        services.seats.release()
         raise
-    services.bells.ring(Bell("prefill", uid, 1))
-    return job
 
 
-def leave(services: Services, job: Job, *, ended: bool) -> None:
-    """Nobody waits for ``job`` here any more. Unless it has ``ended``, the last watcher gone aborts it."""
-    _give_back(services, job)
+def leave(services: Services, job: Job, *, ended: bool, attach_until_ms: int = -1) -> None:
+    """Nobody waits for ``job`` here any more. Unless it has ended, the last watcher gone aborts it, after its grace."""
+    services.node.mailboxes.close(job.uid, job.watcher.connection)
+    services.seats.release()
     if not ended:
-        services.node.say_farewell(Detach(job.uid, job.watcher))
+        services.node.say_farewell(Detach(job.uid, job.watcher), attach_until_ms)
 
 
-def _admit(services: Services, job: Job) -> None:
+def _admit_or_attach(services: Services, asked: Asked) -> Job:
+    for _ in range(KEY_TRIES):
+        uid = draw_id()
+        mailbox = services.node.mailboxes.open(uid, asked.watcher.connection)
+        try:
+            answer = _admit(services, asked, uid)
+        except BaseException:
+            services.node.mailboxes.close(uid, asked.watcher.connection)
+            raise
+        if answer.status is AdmitStatus.ADMITTED:
+            services.bells.ring(Bell("prefill", uid, 1))
+            created = answer.admitted_wall_ms // 1000
+            return Job(uid, asked.client_id, created, asked.prepared, asked.watcher, mailbox)
+        services.node.mailboxes.close(uid, asked.watcher.connection)
+        job = _attach(services, asked, answer.uid)
+        if job is not None:
+            return job
+    raise ServiceUnavailable("the request of this Idempotency-Key ends again and again; try again", retry_after_s=1)
+
+
+def _admit(services: Services, asked: Asked, uid: str) -> AdmitAnswer:
+    """ADMITTED, or KNOWN by its key; everything else is raised."""
     command = Admit(
-        uid=job.uid,
-        client_id=job.client_id,
-        prompt_ids=job.prepared.prompt_ids,
-        sampling=job.prepared.sampling,
-        watcher=job.watcher,
-        limits=_limits(services.settings),
+        uid=uid,
+        client_id=asked.client_id,
+        prompt_ids=asked.prepared.prompt_ids,
+        sampling=asked.prepared.sampling,
+        watcher=asked.watcher,
+        limits=_limits(services.settings, asked.key),
+        key=asked.key,
     )
     try:
         answer = services.ledger.execute(command)
     except LedgerUnknown as error:
-        services.node.say_farewell(Abort(job.uid, "admission_unknown"))
-        log_event(logging.ERROR, "admission_unknown", request_id=job.client_id, uid=job.uid, error=error)
-        raise ServiceUnavailable("the ledger did not answer in time; try again", retry_after_s=1) from error
+        # By its key the client, told to try again, may attach to it: then only this connection is gone.
+        farewell = Abort(uid, ADMISSION_UNKNOWN) if asked.key is None else Detach(uid, asked.watcher)
+        services.node.say_farewell(farewell)
+        raise _unanswered("admission_unknown", asked, uid, error) from error
     except LedgerError as error:
-        log_event(logging.ERROR, "admission_unavailable", request_id=job.client_id, uid=job.uid, error=error)
-        raise ServiceUnavailable("the ledger cannot be reached; try again", retry_after_s=1) from error
+        raise _unreachable("admission_unavailable", asked, uid, error) from error
     if answer.status is AdmitStatus.ADMITTED:
+        sampling = asked.prepared.sampling
         log_event(
             logging.INFO,
             "admitted",
-            request_id=job.client_id,
-            uid=job.uid,
-            prompt_tokens=len(job.prepared.prompt_ids),
-            max_tokens=job.prepared.sampling.max_tokens,
+            request_id=asked.client_id,
+            uid=uid,
+            prompt_tokens=len(asked.prepared.prompt_ids),
+            max_tokens=sampling.max_tokens,
         )
-        return
-    raise _refusal(job, answer)
+    elif answer.status is not AdmitStatus.KNOWN:
+        raise refusal(services, asked.client_id, asked.prepared, answer)
+    return answer
 
 
-def _refusal(job: Job, answer: AdmitAnswer) -> ApiError:
-    status, queued = answer.status, answer.queued
-    if status is AdmitStatus.DUPLICATE:
-        log_event(logging.ERROR, "duplicate_request", request_id=job.client_id, uid=answer.uid)
-        return DuplicateRequest(f"request id {job.client_id} is in process already", param="X-Request-Id")
-    log_event(logging.WARNING, "not_admitted", request_id=job.client_id, uid=job.uid, status=status, queued=queued)
-    if status is AdmitStatus.FULL:
-        return Overloaded(f"{queued} requests wait already", retry_after_s=FULL_RETRY_AFTER_S)
-    if status is AdmitStatus.TOO_LARGE:
-        prompt, more = len(job.prepared.prompt_ids), job.prepared.sampling.max_tokens
-        return PromptTooLong(
-            f"{prompt} prompt tokens and max_tokens {more} fit into no node that runs; the largest KV pool that would "
-            f"be needed holds {answer.room_tokens} tokens",
-            param="max_tokens",
+def _attach(services: Services, asked: Asked, uid: str) -> Job | None:
+    """Watch ``uid``. None if it has gone, or ended so that its key is free again."""
+    mailbox = services.node.mailboxes.open(uid, asked.watcher.connection)
+    record = None
+    try:
+        record = _record_of(asked, _ask_attach(services, asked, uid))
+    finally:
+        if record is None:
+            services.node.mailboxes.close(uid, asked.watcher.connection)
+    if record is None:
+        return None
+    log_event(logging.INFO, "attached", request_id=asked.client_id, uid=uid, of=record.client_id, state=record.state)
+    created = record.timeline["queued"] // 1000
+    return Job(uid, record.client_id, created, asked.prepared, asked.watcher, mailbox, record)
+
+
+def _ask_attach(services: Services, asked: Asked, uid: str) -> AttachAnswer:
+    try:
+        return services.ledger.execute(Attach(uid, asked.watcher))
+    except LedgerUnknown as error:
+        services.node.say_farewell(Detach(uid, asked.watcher), error.not_after_ms)
+        raise _unanswered("attachment_unknown", asked, uid, error) from error
+    except LedgerError as error:
+        raise _unreachable("attachment_unavailable", asked, uid, error) from error
+
+
+def _record_of(asked: Asked, answer: AttachAnswer) -> SnapshotAnswer | None:
+    if answer.status in (AttachStatus.REFUSED, AttachStatus.LATE):
+        raise ServiceUnavailable(
+            f"the ledger did not take the connection ({answer.status}); try again", retry_after_s=1
         )
-    return ServiceUnavailable(f"the ledger did not take the request ({status}); try again", retry_after_s=1)
+    record = answer.record
+    if record is None or record.state in (RequestState.ABORTED, RequestState.EXPIRED):
+        return None
+    return record
 
 
-def _limits(settings: Settings) -> Limits:
+def _unanswered(what: str, asked: Asked, uid: str, error: LedgerError) -> ServiceUnavailable:
+    log_event(logging.ERROR, what, request_id=asked.client_id, uid=uid, error=error)
+    return ServiceUnavailable("the ledger did not answer in time; try again", retry_after_s=1)
+
+
+def _unreachable(what: str, asked: Asked, uid: str, error: LedgerError) -> ServiceUnavailable:
+    log_event(logging.ERROR, what, request_id=asked.client_id, uid=uid, error=error)
+    return ServiceUnavailable("the ledger cannot be reached; try again", retry_after_s=1)
+
+
+def _limits(settings: Settings, key: IdempotencyKey | None) -> Limits:
     return Limits(
         max_attempts=settings.max_attempts,
         max_queued=settings.max_queued,
         queue_timeout_ms=round(settings.queue_timeout_s * 1000),
         first_token_timeout_ms=round(settings.first_token_timeout_s * 1000),
         record_ttl_ms=round(settings.record_ttl_s * 1000),
+        grace_ms=0 if key is None else round(settings.idempotency_grace_s * 1000),
+        dedup_window_ms=round(settings.dedup_window_s * 1000),
     )
-
-
-def _give_back(services: Services, job: Job) -> None:
-    services.node.mailboxes.close(job.uid)
-    services.seats.release()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from app.model.tokenizer import Tokenizer
 from app.schemas import FinishReason
 from app.text import StopTruncator
-from web.feed import Progress
+from web.follow import Progress
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from typing import Any
 
 from flask import Blueprint, Response
 
-from web import request_id
+from web.admission import Job
 from web.answer import Answer, Delta
 from web.body import read_body
+from web.idempotency import read_key
 from web.openai_schemas import ChatBody
-from web.params import Prepared, parse_body, prepare_chat
+from web.params import parse_body, prepare_chat
 from web.services import services
 from web.sse import respond
 
@@ -21,16 +22,16 @@ blueprint = Blueprint("chat", __name__)
 @blueprint.post("/v1/chat/completions")
 def create_chat_completion() -> Response:
     model = services().model
-    prepared = prepare_chat(parse_body(read_body(), ChatBody), model)
-    return respond(ChatShape(model.name, prepared), prepared)
+    body = parse_body(read_body(), ChatBody)
+    return respond(partial(ChatShape, model.name), prepare_chat(body, model), read_key(body, model.fingerprint))
 
 
 class ChatShape:
     """OpenAI's chat objects; token ids where vLLM puts them."""
 
-    def __init__(self, model: str, prepared: Prepared) -> None:
-        self._prepared = prepared
-        self._head = {"id": f"chatcmpl-{request_id.current()}", "created": int(time.time()), "model": model}
+    def __init__(self, model: str, job: Job) -> None:
+        self._prepared = job.prepared
+        self._head = {"id": f"chatcmpl-{job.client_id}", "created": job.created, "model": model}
 
     def opening(self) -> list[dict[str, Any]]:
         chunk = self._chunk({"role": "assistant", "content": ""})

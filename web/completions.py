@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import time
+from functools import partial
 from typing import Any
 
 from flask import Blueprint, Response
 
-from web import request_id
+from web.admission import Job
 from web.answer import Answer, Delta
 from web.body import read_body
+from web.idempotency import read_key
 from web.openai_schemas import CompletionBody
-from web.params import Prepared, parse_body, prepare_completion
+from web.params import parse_body, prepare_completion
 from web.services import services
 from web.sse import respond
 
@@ -21,20 +22,21 @@ blueprint = Blueprint("completions", __name__)
 @blueprint.post("/v1/completions")
 def create_completion() -> Response:
     model = services().model
-    prepared = prepare_completion(parse_body(read_body(), CompletionBody), model)
-    return respond(CompletionShape(model.name, prepared), prepared)
+    body = parse_body(read_body(), CompletionBody)
+    prepared = prepare_completion(body, model)
+    return respond(partial(CompletionShape, model.name), prepared, read_key(body, model.fingerprint))
 
 
 class CompletionShape:
     """OpenAI's completion objects; token ids where vLLM puts them: in the choice."""
 
-    def __init__(self, model: str, prepared: Prepared) -> None:
-        self._prepared = prepared
+    def __init__(self, model: str, job: Job) -> None:
+        self._prepared = job.prepared
         self._prompt_ids_sent = False
         self._head = {
-            "id": f"cmpl-{request_id.current()}",
+            "id": f"cmpl-{job.client_id}",
             "object": "text_completion",
-            "created": int(time.time()),
+            "created": job.created,
             "model": model,
         }
 

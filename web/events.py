@@ -21,43 +21,47 @@ RETRY_S = 0.2
 """Pause after a failed read: a frozen ledger must not be hammered, and its return should be seen quickly."""
 
 Mail = Event | None
-"""``None``: something happened to the ledger; trust only the record."""
+"""``None``: something happened to the ledger, or it no longer knew us; attach anew and trust only the record."""
 
 
 class Mailboxes:
-    """Open answers of this process, by uid. Thread-safe."""
+    """Open answers of this process: by uid, then by connection. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._boxes: dict[str, queue.SimpleQueue[Mail]] = {}
+        self._boxes: dict[str, dict[str, queue.SimpleQueue[Mail]]] = {}
 
-    def open(self, uid: str) -> queue.SimpleQueue[Mail]:
-        """A mailbox for ``uid``; open it before admission, so that the first event finds it."""
+    def open(self, uid: str, connection: str) -> queue.SimpleQueue[Mail]:
+        """A mailbox for ``uid``; open it before admission or attachment, so that the first event finds it."""
         box: queue.SimpleQueue[Mail] = queue.SimpleQueue()
         with self._lock:
-            self._boxes[uid] = box
+            self._boxes.setdefault(uid, {})[connection] = box
         return box
 
-    def close(self, uid: str) -> None:
+    def close(self, uid: str, connection: str) -> None:
         with self._lock:
-            self._boxes.pop(uid, None)
+            boxes = self._boxes.get(uid, {})
+            boxes.pop(connection, None)
+            if not boxes:
+                self._boxes.pop(uid, None)
 
     def deliver(self, event: Event) -> None:
-        """Put ``event`` where it is waited for; one for an answer that is gone is dropped."""
+        """Put ``event`` wherever it is waited for; one for an answer that is gone is dropped."""
         with self._lock:
-            box = self._boxes.get(event.uid)
-        if box is not None:
+            boxes = list(self._boxes.get(event.uid, {}).values())
+        for box in boxes:
             box.put(event)
 
     def wake_all(self) -> None:
-        """Make every open answer read its record."""
+        """Make every open answer watch its request anew and read its record."""
         with self._lock:
-            boxes = list(self._boxes.values())
+            boxes = [box for boxes in self._boxes.values() for box in boxes.values()]
         for box in boxes:
             box.put(None)
 
     def __len__(self) -> int:
-        return len(self._boxes)
+        with self._lock:
+            return sum(map(len, self._boxes.values()))
 
 
 class EventReader(threading.Thread):

@@ -1,8 +1,7 @@
 """Gap-free output tokens of one request: events wake it, the record decides.
 
-Events carry the index of their first token, so a repeat is dropped and a gap is seen. On a gap, and after a second of
-quiet, the record is read instead. Tokens that come again (another attempt, a ledger that lost its last writes) are
-compared with those already handed out: an answer is never spliced from two different ones.
+Which tokens come next is the follower's business (``follow.py``); here are its mailbox, its clock and its ledger. On
+a gap, and after a second of quiet, the record is read.
 """
 
 from __future__ import annotations
@@ -10,35 +9,17 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
-from app.errors import ApiError, LedgerError, RequestAborted, RequestExpired, RequestFailed, ServiceUnavailable
+from app.errors import LedgerError, LedgerUnknown, ServiceUnavailable
 from app.ledger.api import Ledger
-from app.protocol.commands import Event, ReadStatus, Snapshot
-from app.protocol.tables import TERMINAL, FailureReason, RequestState
-from app.schemas import FinishReason
+from app.protocol.commands import Attach, AttachStatus, ReadStatus, Snapshot, SnapshotAnswer, Watcher
 from web.events import Mail
+from web.follow import Ask, Follower, Progress
 
 QUIET_S = 1.0
 """Without an event for so long, the record is read: an event may have been lost."""
 OUTAGE_S = 10.0
 """With no answer from the ledger for so long, the client is told; a restart takes far less."""
-
-
-class Ended(Exception):
-    """The request ended without success. ``error`` is what the client is told."""
-
-    def __init__(self, error: ApiError) -> None:
-        super().__init__(str(error))
-        self.error = error
-
-
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """The next tokens of the answer; with ``finish_reason`` they are the last."""
-
-    tokens: tuple[int, ...]
-    finish_reason: FinishReason | None = None
 
 
 class Feed:
@@ -48,18 +29,25 @@ class Feed:
         self,
         ledger: Ledger,
         uid: str,
+        watcher: Watcher,
         mailbox: queue.SimpleQueue[Mail],
+        record: SnapshotAnswer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        """``watcher`` watches the request already; ``record`` is what it has seen of it."""
         self._ledger = ledger
         self._uid = uid
+        self._watcher = watcher
         self._mailbox = mailbox
+        self._unread = record
         self._clock = clock
-        self._ids: list[int] = []
-        self._verified = 0
-        """Tokens before this index stand in the ledger as it is now; the rest is compared when it comes again."""
-        self._heard_at = clock()
+        self._follower = Follower()
+        self._watched = True
+        """Whether the ledger still knows the watcher, as far as we know."""
+        self._heard_at = self._asked_at = clock()
         self._away_since: float | None = None
+        self.attach_until_ms = -1
+        """Up to this ledger time an ``Attach`` of unknown outcome may still be applied."""
 
     def next(self, timeout_s: float) -> Progress | None:
         """The next progress, or None if there is none within ``timeout_s``.
@@ -68,53 +56,57 @@ class Feed:
             Ended: the request failed, expired, was aborted, or its record is not what it was.
             ServiceUnavailable: the ledger has been away too long to know.
         """
+        if self._unread is not None:
+            record, self._unread = self._unread, None
+            return self._take_record(record)
+        if not self._watched and self._clock() - self._asked_at >= QUIET_S:
+            return self._ask()
         try:
             mail = self._mailbox.get(timeout=timeout_s)
         except queue.Empty:
-            return self._read_record() if self._clock() - self._heard_at >= QUIET_S else None
+            return self._ask() if self._clock() - self._heard_at >= QUIET_S else None
         if mail is None:
-            self._verified = 0
-            return self._read_record()
+            self._follower.distrust()
+            self._watched = False
+            return self._ask()
         self._heard_at = self._clock()
         self._away_since = None
-        return self._take_event(mail)
+        said = self._follower.hear(mail)
+        return self._ask() if said is Ask.RECORD else said
 
-    def _take_event(self, event: Event) -> Progress | None:
-        if event.state in TERMINAL and event.state != RequestState.FINISHED:
-            raise Ended(end_error(event.state, event.error_code, event.error_detail))
-        if event.index > self._verified:
-            return self._read_record()
-        return self._take(event.index, event.tokens, event.state, event.finish_reason)
-
-    def _read_record(self) -> Progress | None:
-        self._heard_at = self._clock()
+    def _ask(self) -> Progress | None:
+        self._heard_at = self._asked_at = self._clock()
         try:
-            record = self._ledger.execute(Snapshot(uid=self._uid, from_index=self._verified))
+            record = self._read() if self._watched else self._watch()
         except LedgerError:
+            record = None
+        if record is None:
             self._check_outage()
             return None
         self._away_since = None
-        if record.status is ReadStatus.UNKNOWN:
-            raise Ended(ServiceUnavailable("the ledger has lost this request; try again"))
-        if record.state in TERMINAL and record.state != RequestState.FINISHED:
-            raise Ended(end_error(record.state, record.error_code, record.error_detail))
-        return self._take(self._verified, record.output_ids, record.state, record.finish_reason)
+        return self._take_record(record)
 
-    def _take(
-        self, index: int, tokens: tuple[int, ...], state: str, finish_reason: FinishReason | None
-    ) -> Progress | None:
-        """Compare what is known already, keep and return what is new. ``index`` <= verified <= number of ids."""
-        known, end = len(self._ids), index + len(tokens)
-        if list(tokens[: known - index]) != self._ids[index : min(known, end)]:
-            raise Ended(_different())
-        new = tokens[known - index :]
-        self._ids.extend(new)
-        self._verified = max(self._verified, end)
-        if state == RequestState.FINISHED:
-            if self._verified < known:
-                raise Ended(_different())
-            return Progress(new, finish_reason or "stop")
-        return Progress(new) if new else None
+    def _take_record(self, record: SnapshotAnswer) -> Progress | None:
+        said = self._follower.read(record)
+        return self._ask() if said is Ask.RECORD else said
+
+    def _read(self) -> SnapshotAnswer:
+        return self._ledger.execute(Snapshot(uid=self._uid, from_index=self._follower.read_from))
+
+    def _watch(self) -> SnapshotAnswer | None:
+        """The record, watched again: a ledger that lost writes, or took this process for dead, has dropped the watcher.
+
+        None if it will not have it now: this process is not registered yet.
+        """
+        try:
+            answer = self._ledger.execute(Attach(self._uid, self._watcher))
+        except LedgerUnknown as error:
+            self.attach_until_ms = error.not_after_ms
+            raise
+        if answer.status is AttachStatus.UNKNOWN:
+            return SnapshotAnswer(ReadStatus.UNKNOWN, answer.time_ms)
+        self._watched = answer.record is not None
+        return answer.record
 
     def _check_outage(self) -> None:
         now = self._clock()
@@ -122,18 +114,3 @@ class Feed:
             self._away_since = now
         if now - self._away_since >= OUTAGE_S:
             raise ServiceUnavailable(f"the ledger has not answered for {now - self._away_since:.0f} s")
-
-
-def end_error(state: str, code: str, detail: str) -> ApiError:
-    """The error of a request that ended as ``state``; ``code``: a FailureReason, a timeout, an abort's reason."""
-    why = f"{code}: {detail}" if detail else code or "no reason given"
-    if state == RequestState.EXPIRED:
-        return RequestExpired(f"the request expired ({why})", retry_after_s=1)
-    if state == RequestState.ABORTED:
-        return RequestAborted(f"the request was aborted ({why})")
-    return RequestFailed(f"the request failed ({why})")
-
-
-def _different() -> ApiError:
-    why = f"{FailureReason.DIFFERENT_TOKENS}: the ledger now holds another answer than was sent so far"
-    return RequestFailed(f"the request failed ({why})")

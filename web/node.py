@@ -39,7 +39,7 @@ class WebNode:
         self._ledger = ledger
         self._bells = bells
         self._reader = EventReader(ledger, incarnation, self.mailboxes, on_crash)
-        self._farewells: deque[Abort | Detach] = deque()
+        self._farewells: deque[tuple[Abort | Detach, int]] = deque()
         node = NodeInfo(
             incarnation=incarnation,
             role="web",
@@ -95,18 +95,23 @@ class WebNode:
         allowed_s = 2 * self._settings.heartbeat_s + self._settings.ledger_timeout_s
         return [f"the ledger has taken no write for {silent_s:.1f} s"] if silent_s > allowed_s else []
 
-    def say_farewell(self, command: Abort | Detach) -> None:
-        """Tell the ledger that nobody waits any more; repeated until it answers (both commands are idempotent)."""
-        if not self._say(command):
+    def say_farewell(self, command: Abort | Detach, until_ms: int = -1) -> None:
+        """Tell the ledger that nobody waits any more; repeated until it answers (both commands are idempotent).
+
+        ``until_ms``: it must be heard after this ledger time, up to which it may still be undone by an ``Attach`` whose
+        outcome is unknown.
+        """
+        if not self._say(command, until_ms):
             log_event(logging.WARNING, "farewell_kept", uid=command.uid, command=command.name)
 
-    def _say(self, command: Abort | Detach) -> bool:
+    def _say(self, command: Abort | Detach, until_ms: int) -> bool:
         try:
-            said = self._ledger.execute(command).status is not AbortStatus.LATE
+            answer = self._ledger.execute(command)
+            said = answer.status is not AbortStatus.LATE and answer.time_ms > until_ms
         except LedgerError:
             said = False
         if not said:
-            self._farewells.append(command)
+            self._farewells.append((command, until_ms))
         return said
 
     def _not_registered(self) -> str:
@@ -121,4 +126,4 @@ class WebNode:
     def _repeat_farewells(self) -> None:
         """Once each: one that cannot be said must not hold up the others."""
         for _ in range(len(self._farewells)):
-            self._say(self._farewells.popleft())
+            self._say(*self._farewells.popleft())

@@ -92,6 +92,9 @@ class Generation(Body):
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
     top_k: int | None = Field(None, ge=-1, lt=_INT64)
+    presence_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
+    repetition_penalty: float | None = Field(None, gt=0, allow_inf_nan=False)
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
     stop: Stop = ()
     ignore_eos: bool | None = None
@@ -100,9 +103,6 @@ class Generation(Body):
     """A label of the client's; Baton does not use it."""
 
     n: _only(1) = None  # type: ignore[valid-type]
-    frequency_penalty: _only(0) = None  # type: ignore[valid-type]
-    presence_penalty: _only(0) = None  # type: ignore[valid-type]
-    repetition_penalty: _only(1) = None  # type: ignore[valid-type]
     min_p: _only(0) = None  # type: ignore[valid-type]
     min_tokens: _only(0) = None  # type: ignore[valid-type]
     logit_bias: _only({}) = None  # type: ignore[valid-type]

@@ -10,7 +10,8 @@ from app.errors import ApiError, ServiceUnavailable
 from web.admission import Job, leave
 from web.answer import Answer, Delta
 from web.client import Client, ClientGone
-from web.feed import Ended, Feed
+from web.ends import Ended
+from web.feed import Feed
 from web.logs import log_event
 from web.services import Services
 
@@ -36,7 +37,7 @@ def relay(services: Services, job: Job, answer: Answer, client: Client) -> Gener
         ApiError: the request ended without success.
         ClientGone: nobody is there to be told.
     """
-    feed = Feed(services.ledger, job.uid, job.mailbox)
+    feed = Feed(services.ledger, job.uid, job.watcher, job.mailbox, job.record)
     ended = False
     outcome: dict[str, object] = {"outcome": "internal_error"}
     try:
@@ -73,7 +74,7 @@ def relay(services: Services, job: Job, answer: Answer, client: Client) -> Gener
         log_event(
             level, "answered", request_id=job.client_id, uid=job.uid, **outcome, output_tokens=len(answer.token_ids)
         )
-        leave(services, job, ended=ended)
+        leave(services, job, ended=ended, attach_until_ms=feed.attach_until_ms)
 
 
 def _look_around(services: Services, client: Client) -> None:

@@ -20,6 +20,14 @@ def current() -> str:
     return str(g.request_id)
 
 
+def adopt(request_id: str) -> None:
+    """This thread answers an earlier request: its answer and its errors carry that one's id.
+
+    The header still echoes what the client gave, if it gave one.
+    """
+    g.request_id = request_id
+
+
 def is_valid(request_id: str) -> bool:
     return _PATTERN.fullmatch(request_id) is not None
 
@@ -34,9 +42,9 @@ def install(app: Flask) -> None:
             return
         if not is_valid(given):
             raise InvalidRequest(f"{HEADER} must be 1 to 128 of A-Z a-z 0-9 . _ : -", param=HEADER)
-        g.request_id = given
+        g.request_id = g.given_request_id = given
 
     @app.after_request
     def echo_header(response: Response) -> Response:
-        response.headers[HEADER] = current()
+        response.headers[HEADER] = g.get("given_request_id") or current()
         return response

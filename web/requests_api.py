@@ -9,17 +9,17 @@ from typing import Any
 from flask import Blueprint, Response, jsonify
 
 from app.errors import InvalidRequest, RequestNotFound
-from app.protocol.commands import PHASES, Abort, ReadStatus, Snapshot, SnapshotAnswer
+from app.protocol.commands import PHASES, Abort, ReadStatus, SnapshotAnswer
 from web import request_id
+from web.ends import CANCELLED
 from web.logs import log_event
+from web.records import look_up
 from web.services import services
 
 blueprint = Blueprint("requests", __name__)
 
 ANSWER_PREFIX = re.compile(r"^(chatcmpl|cmpl)-")
 """What an answer's ``id`` has in front of the request's: clients may ask for either."""
-NO_TOKENS = 2**31 - 1
-"""A ``from_index`` past the end of every answer."""
 
 
 @blueprint.get("/v1/requests/<client_id>")
@@ -31,7 +31,7 @@ def retrieve_request(client_id: str) -> Response:
 def cancel_request(client_id: str) -> Response:
     """Abort it, whatever it is doing. Of one that has ended already the end stands."""
     found = _find(client_id)
-    answer = services().ledger.execute(Abort(found.uid, "cancelled"))
+    answer = services().ledger.execute(Abort(found.uid, CANCELLED))
     log_event(logging.INFO, "cancel", request_id=client_id, uid=found.uid, status=answer.status)
     return jsonify(_describe(_find(client_id)))
 
@@ -40,7 +40,7 @@ def _find(client_id: str) -> SnapshotAnswer:
     if not request_id.is_valid(client_id):
         raise InvalidRequest("a request id is 1 to 128 of A-Z a-z 0-9 . _ : -", param="id")
     for known_as in (client_id, ANSWER_PREFIX.sub("", client_id)):
-        answer = services().ledger.execute(Snapshot(client_id=known_as, from_index=NO_TOKENS))
+        answer = look_up(services().ledger, client_id=known_as)
         if answer.status is not ReadStatus.UNKNOWN:
             return answer
     raise RequestNotFound(f"there is no record of request {client_id}", param="id")

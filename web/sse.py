@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import closing
 from itertools import chain
 from typing import Any, Protocol
 
 from flask import Response, request
 
-from web import request_id
-from web.admission import admit
+from app.protocol.commands import IdempotencyKey
+from web import idempotency, request_id
+from web.admission import Job, admit
 from web.answer import Answer, Delta
 from web.client import Client, ClientGone
 from web.errors import as_api_error, error_body
@@ -42,13 +43,17 @@ class Shape(Protocol):
         """The answer in one piece."""
 
 
-def respond(shape: Shape, prepared: Prepared) -> Response:
+def respond(make_shape: Callable[[Job], Shape], prepared: Prepared, key: IdempotencyKey | None) -> Response:
     """Admit the request and answer it. Errors before the first byte are raised, and become a real HTTP status."""
     these = services()
     client = Client(request.environ)
     answer = Answer(these.model.tokenizer, prepared.prompt_ids, prepared.sampling.stop)
-    job = admit(these, request_id.current(), prepared)
+    job = admit(these, request_id.current(), prepared, key)
     deltas = relay(these, job, answer, client)
+    if job.record is not None:
+        request_id.adopt(job.client_id)
+        idempotency.mark_replayed()
+    shape = make_shape(job)
     if prepared.stream:
         return _stream(shape, prepared, answer, deltas)
     try:

@@ -12,6 +12,7 @@ from app.errors import EngineError
 from app.lane import END, End, take_all
 from app.protocol import effects as do
 from app.protocol import events as on
+from app.schemas import FinishReason
 
 if TYPE_CHECKING:
     from workers.engine.engine import Engine
@@ -103,7 +104,7 @@ class EngineLane:
     def _add(self, job: do.Start) -> None:
         work = job.work
         try:
-            self._engine.add(
+            finish_reason = self._engine.add(
                 job.key,
                 work.prompt_ids,
                 work.output_ids,
@@ -113,7 +114,18 @@ class EngineLane:
                 one_token=job.one_token,
             )
         except EngineError as error:
-            self._post(on.Stepped((on.Sample(job.key, len(work.output_ids), -1, error=str(error)),)))
+            self._end_at_once(job, None, str(error), retry_helps=False)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the others keep their tokens
+            self._end_at_once(job, None, f"{type(error).__name__}: {error}")
+        else:
+            if finish_reason is not None:  # its output has ended the answer already
+                self._end_at_once(job, finish_reason)
+
+    def _end_at_once(
+        self, job: do.Start, finish_reason: FinishReason | None, error: str = "", *, retry_helps: bool = True
+    ) -> None:
+        index = len(job.work.output_ids)
+        self._post(on.Stepped((on.Sample(job.key, index, on.NO_TOKEN, finish_reason, error, retry_helps),)))
 
     def _step(self) -> None:
         took_part: list[str] = []
@@ -126,8 +138,8 @@ class EngineLane:
             self._post(on.Stepped(tuple(self._sample(output) for output in outputs)))
 
     def _sample(self, output: StepOutput) -> on.Sample:
-        token = -1 if output.token_id is None else output.token_id
+        token = on.NO_TOKEN if output.token_id is None else output.token_id
         engine_s = self._spent_s[output.key]
         if output.key not in self._engine:
             del self._spent_s[output.key]
-        return on.Sample(output.key, output.index, token, output.finish_reason, output.error or "", engine_s)
+        return on.Sample(output.key, output.index, token, output.finish_reason, output.error or "", engine_s=engine_s)

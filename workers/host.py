@@ -346,6 +346,7 @@ def _machine(
         pull_min_bytes_per_s=settings.pull_min_bytes_per_s,
         check_s=settings.check_s,
         grant_timeout_s=settings.grant_timeout_s,
+        max_num_batched_tokens=settings.max_num_batched_tokens,
     )
     steps = PREFILL_BLOCK_STEPS if role == "prefill" else DECODE_BLOCK_STEPS
     pool = BlockPool(engine.pool.num_blocks, steps, on_take=engine.pool.bump)

@@ -14,6 +14,8 @@ from app.protocol.commands import (
     Admit,
     AdmitAnswer,
     Answer,
+    Attach,
+    AttachAnswer,
     Claim,
     ClaimAnswer,
     Cluster,
@@ -39,6 +41,8 @@ from app.protocol.commands import (
     ScanAnswer,
     Snapshot,
     SnapshotAnswer,
+    Stamp,
+    StampAnswer,
 )
 
 
@@ -49,7 +53,7 @@ class Ledger(Protocol):
         LedgerUnavailable: the command was certainly not applied.
         LedgerUnknown: it may have been applied, or may be until its ``not_after_ms``; conclude only from an answer
             whose ``time_ms`` is past that.
-        LedgerForeign: the data in this namespace is not ours, or newer than we understand. Repeating does not help.
+        LedgerForeign: the data in this namespace is not ours, or of another version. Repeating does not help.
     """
 
     @overload
@@ -57,9 +61,13 @@ class Ledger(Protocol):
     @overload
     def execute(self, command: Abort | Detach) -> AbortAnswer: ...
     @overload
+    def execute(self, command: Attach) -> AttachAnswer: ...
+    @overload
     def execute(self, command: Snapshot) -> SnapshotAnswer: ...
     @overload
     def execute(self, command: Claim) -> ClaimAnswer: ...
+    @overload
+    def execute(self, command: Stamp) -> StampAnswer: ...
     @overload
     def execute(self, command: FailAttempt) -> FailAnswer: ...
     @overload

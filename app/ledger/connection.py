@@ -56,6 +56,11 @@ def make_pool(url: str, *, socket_timeout_s: float, connect_timeout_s: float, **
     )
 
 
+def foreign(prefix: str, why: str, instead: str = "or remove those keys") -> LedgerForeign:
+    """The error for data that are not ours to touch, with what to do."""
+    return LedgerForeign(f"ledger: the keys {prefix}* {why}: set BATON_NAMESPACE to a name that is free, {instead}")
+
+
 class Server:
     """The server's life that this process has met, and ledger time as last seen."""
 
@@ -131,7 +136,7 @@ class Server:
             raise
 
     def _hello(self, connection: AbstractConnection) -> int:
-        arguments = (1, self._prefix, json.dumps({"schema": SCHEMA}), "")
+        arguments = (1, self._prefix, "{}", "")
         script = load_scripts()["hello"]
         try:
             text = _ask(connection, ("EVALSHA", script.sha, *arguments))
@@ -139,17 +144,21 @@ class Server:
             text = _ask(connection, ("EVAL", script.text, *arguments))
         except exceptions.ResponseError as error:
             if str(error).startswith("WRONGTYPE"):
-                raise LedgerForeign(f"ledger: the keys {self._prefix}* belong to another program: {error}") from error
+                raise foreign(self._prefix, f"belong to another program ({error})") from error
             raise
         try:
             answer = json.loads(text)
-            schema, time_ms = answer["schema"], int(answer["time_ms"])
+            schema, time_ms = str(answer["schema"]), int(answer["time_ms"])
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerForeign(f"ledger: what answers is no ledger of ours: {error!r}") from error
+        if not schema.isdigit():
+            raise foreign(self._prefix, f"belong to another program (their schema is {schema!r})")
         if schema != str(SCHEMA):
-            raise LedgerForeign(
-                f"ledger: the data under {self._prefix}* have schema {schema}, this process understands "
-                f"{SCHEMA}: use another BATON_NAMESPACE, or the version that wrote them"
+            age = "newer" if int(schema) > SCHEMA else "older"
+            raise foreign(
+                self._prefix,
+                f"have schema {schema}, {age} than {SCHEMA} of this process",
+                "or run the version that wrote them",
             )
         self.saw(time_ms)
         return time_ms

@@ -9,7 +9,7 @@ CALL_TTL_MS = 5000
 
 
 def check_ids(command: Command) -> None:
-    """Refuse new ids that would be ambiguous in entries like ``w:uid:connection``.
+    """Refuse new ids that would be ambiguous in entries like ``w:uid:connection``, and a key that would count as none.
 
     Raises:
         ValueError: names the field.
@@ -17,6 +17,8 @@ def check_ids(command: Command) -> None:
     fields: dict[str, str] = {}
     if isinstance(command, Admit):
         fields = {"uid": command.uid, "watcher.web": command.watcher.web}
+        if command.key and not command.key.scoped:
+            raise ValueError("admit: key.scoped must not be empty")
     elif isinstance(command, Register):
         fields = {"node.incarnation": command.node.incarnation}
     for name, value in fields.items():

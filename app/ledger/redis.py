@@ -13,7 +13,17 @@ from redis.retry import Retry
 
 from app.errors import LedgerError, LedgerForeign, LedgerUnavailable, LedgerUnknown, StartupError
 from app.ledger.api import Ledger
-from app.ledger.connection import Arguments, Lost, Reply, Server, exchange, load_all, make_pool, refused
+from app.ledger.connection import (
+    Arguments,
+    Lost,
+    Reply,
+    Server,
+    exchange,
+    foreign,
+    load_all,
+    make_pool,
+    refused,
+)
 from app.ledger.ids import CALL_TTL_MS, check_ids
 from app.ledger.scripts import load_scripts
 from app.ledger.wire import decode, decode_event, encode
@@ -169,7 +179,7 @@ class RedisLedger:
             unavailable.__cause__ = reply
             return unavailable
         if str(reply).startswith("WRONGTYPE"):
-            return LedgerForeign(f"ledger: the keys {self._prefix}* belong to another program: {reply}")
+            return foreign(self._prefix, f"belong to another program ({reply})")
         if not isinstance(reply, Lost):
             self._complain(LedgerError(f"{command.name}: the script failed: {reply}"))
         if isinstance(command, _READS):
@@ -209,6 +219,8 @@ def check_server(settings: Settings) -> None:
         raise
     except (exceptions.ConnectionError, exceptions.TimeoutError) as error:
         raise LedgerUnavailable(f"ledger: {error}") from error
+    except LedgerForeign as error:
+        raise StartupError(str(error)) from error
     except (LedgerError, exceptions.RedisError) as error:
         raise StartupError(f"BATON_REDIS_URL: {error}") from error
     finally:

@@ -11,8 +11,11 @@ from typing import get_args
 
 from app.protocol.commands import Command
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the keys and fields that the scripts write. Raise it with every change that old processes misread."""
+
+LIBRARY = ("keys", "records", "nodes", "ends", "recovery")
+"""The files of ``lua/_lib`` in the order in which each may use those before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +31,8 @@ class Script:
 def load_scripts() -> Mapping[str, Script]:
     """Every script by the ``name`` of its command."""
     folder = files("app.ledger") / "lua"
-    library = (folder / "_lib.lua").read_bytes()
+    parts = [(folder / "_lib" / f"{part}.lua").read_bytes() for part in LIBRARY]
+    library = b"\n".join([f"local SCHEMA = {SCHEMA}".encode(), *parts, b""])
     scripts = {}
     for name in ("hello", *(command.name for command in get_args(Command))):
         text = library + (folder / f"{name}.lua").read_bytes()

@@ -22,6 +22,9 @@ from app.protocol.commands import (
     AdmitAnswer,
     AdmitStatus,
     Answer,
+    Attach,
+    AttachAnswer,
+    AttachStatus,
     Bell,
     Claim,
     ClaimAnswer,
@@ -58,6 +61,9 @@ from app.protocol.commands import (
     ScanAnswer,
     Snapshot,
     SnapshotAnswer,
+    Stamp,
+    StampAnswer,
+    StampStatus,
     Work,
 )
 from app.schemas import FinishReason, Gauges, NodeInfo, SamplingParams
@@ -76,10 +82,12 @@ def _admit(command: Admit) -> dict[str, Any]:
         "web": command.watcher.web,
         "connection": command.watcher.connection,
         "limits": asdict(command.limits),
+        "key": command.key.scoped if command.key else "",
+        "body": command.key.body if command.key else "",
     }
 
 
-def _detach(command: Detach) -> dict[str, Any]:
+def _watcher(command: Attach | Detach) -> dict[str, Any]:
     return {"uid": command.uid, "web": command.watcher.web, "connection": command.watcher.connection}
 
 
@@ -109,7 +117,8 @@ def _heartbeat(command: Heartbeat) -> dict[str, Any]:
 
 _ENCODERS: Mapping[type, Callable[[Any], dict[str, Any]]] = {
     Admit: _admit,
-    Detach: _detach,
+    Attach: _watcher,
+    Detach: _watcher,
     Emit: _emit,
     Register: _register,
     Heartbeat: _heartbeat,
@@ -152,6 +161,12 @@ def _abort_answer(raw: Raw) -> AbortAnswer:
     return AbortAnswer(AbortStatus(raw["status"]), raw["time_ms"], raw.get("state", ""))
 
 
+def _attach_answer(raw: Raw) -> AttachAnswer:
+    record = raw.get("record")
+    read = _snapshot_answer({**record, "time_ms": raw["time_ms"]}) if record else None
+    return AttachAnswer(AttachStatus(raw["status"]), raw["time_ms"], read)
+
+
 def _snapshot_answer(raw: Raw) -> SnapshotAnswer:
     fields = dict(raw)
     fields["status"] = ReadStatus(raw["status"])
@@ -163,6 +178,10 @@ def _snapshot_answer(raw: Raw) -> SnapshotAnswer:
 
 def _claim_answer(raw: Raw) -> ClaimAnswer:
     return ClaimAnswer(ClaimStatus(raw["status"]), raw["time_ms"], _work(raw.get("work")))
+
+
+def _stamp_answer(raw: Raw) -> StampAnswer:
+    return StampAnswer(StampStatus(raw["status"]), raw["time_ms"])
 
 
 def _fail_answer(raw: Raw) -> FailAnswer:
@@ -235,9 +254,11 @@ def _cluster_answer(raw: Raw) -> ClusterAnswer:
 _DECODERS: Mapping[type, Callable[[Raw], Answer]] = {
     Admit: _admit_answer,
     Abort: _abort_answer,
+    Attach: _attach_answer,
     Detach: _abort_answer,
     Snapshot: _snapshot_answer,
     Claim: _claim_answer,
+    Stamp: _stamp_answer,
     FailAttempt: _fail_answer,
     ReserveNext: _reserve_answer,
     Activate: _activate_answer,

@@ -1,10 +1,15 @@
-"""What a machine asks for and waits for: ledger commands until they are answered, calls between nodes, timers."""
+"""What a machine asks for and waits for: ledger commands until they are answered, calls between nodes, timers.
+
+What is to happen then is a bound method with its first arguments (``functools.partial``), never a closure: a machine is
+a value that can be copied, so that a search can try every continuation of one moment.
+"""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from app.protocol import effects as do
@@ -24,6 +29,8 @@ class _Question:
     then: Callable[[Any], None]
     tries: int
     """How often it is asked again before it is given up; 0: never, -1: without end."""
+    unanswered: Callable[[], None] | None = None
+    """Called when a try got no answer at all."""
     wait_s: float = _RETRY_FIRST_S
 
 
@@ -54,10 +61,17 @@ class Asking:
 
     # ledger questions
 
-    def _ask(self, command: Command, then: Callable[[Any], None], *, tries: int = -1) -> None:
+    def _ask(
+        self,
+        command: Command,
+        then: Callable[[Any], None],
+        *,
+        tries: int = -1,
+        unanswered: Callable[[], None] | None = None,
+    ) -> None:
         """Ask the ledger; ``then`` gets the answer. The same command is asked again until it is answered: every one
         is safe to repeat (rule 2), and LATE changed nothing. After ``tries`` repeats ``then`` gets None."""
-        self._send_question(_Question(command, then, tries))
+        self._send_question(_Question(command, then, tries, unanswered))
 
     def _send_question(self, question: _Question) -> None:
         self._tags += 1
@@ -80,6 +94,8 @@ class Asking:
         if question.wait_s == _RETRY_FIRST_S:  # once per outage, not once per try
             fields = {"command": question.command.name, "detail": event.detail}
             self._out.append(do.Log("no answer", getattr(question.command, "uid", ""), fields, "warning"))
+        if question.unanswered is not None:
+            question.unanswered()
         self._ask_again(question)
 
     def _ask_again(self, question: _Question) -> None:
@@ -87,7 +103,7 @@ class Asking:
             question.then(None)
             return
         question.tries -= 1
-        self._at(question.wait_s, lambda: self._send_question(question))
+        self._at(question.wait_s, partial(self._send_question, question))
         question.wait_s = min(2 * question.wait_s, _RETRY_MOST_S)
 
     # calls between nodes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.protocol.commands import Answer
+from app.protocol.commands import Answer, FailureKind
 from app.protocol.messages import Message, Reply
 from app.schemas import FinishReason, KVLocation
 
@@ -51,17 +51,36 @@ class CallEnded:
     detail: str = ""
 
 
+NO_TOKEN = -1
+
+
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One sequence's outcome of an engine step: a token at an index of the answer, or an error of this sequence."""
+    """One sequence's outcome of an engine step: a token at an index of the answer, or an error of this sequence.
+
+    A finish reason with NO_TOKEN: the output that it came with had ended the answer already (the end was lost in a
+    rollback); nothing was computed.
+    """
 
     key: str
     index: int
     token: int
     finish_reason: FinishReason | None = None
     error: str = ""
+    retry_helps: bool = True
+    """Of an error: whether another try may go better."""
     engine_s: float = 0.0
     """Seconds of engine steps that this sequence has taken part in since it came."""
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        """The token, if there is one."""
+        return () if self.token == NO_TOKEN else (self.token,)
+
+    @property
+    def failure(self) -> FailureKind:
+        """What an error means for the request."""
+        return FailureKind.FAILURE if self.retry_helps else FailureKind.FINAL
 
 
 @dataclass(frozen=True, slots=True)

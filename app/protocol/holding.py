@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from typing import Generic, TypeVar
 
 from app.protocol import effects as do
@@ -41,6 +42,8 @@ class NodeConfig:
     pull_min_bytes_per_s: float
     check_s: float
     grant_timeout_s: float = 30.0
+    max_num_batched_tokens: int = 512
+    """Tokens of one prefill step."""
     emit_buffer_tokens: int = 256
     """Tokens that a sequence may run ahead of the ledger before it pauses."""
 
@@ -132,17 +135,30 @@ class Holding(Asking, ABC, Generic[H]):
 
     # ends
 
-    def _fail(self, key: str, held: H, kind: FailureKind, reason: FailureReason, detail: str = "") -> None:
-        """End the attempt in the ledger. FENCED means that it is somebody else's by now, or ended: just as good."""
+    def _fail(
+        self, key: str, held: H, kind: FailureKind, reason: FailureReason, detail: str = "", *, hop: bool = False
+    ) -> None:
+        """End the attempt in the ledger. FENCED means that it is somebody else's by now, or ended: just as good.
+
+        ``hop``: it was the way between prefill and decode node that failed.
+        """
         self._failing(key, held, reason, detail)
         held.ending = True
         held.overload = kind is FailureKind.OVERLOAD
         self._stop(key, held)
         self._log("attempt failed", held, "warning", reason=reason, detail=detail)
         fail = FailAttempt(
-            held.uid, held.attempt, held.fence, self.config.incarnation, held.lease_id, kind, reason, detail
+            held.uid,
+            held.attempt,
+            held.fence,
+            self.config.incarnation,
+            held.lease_id,
+            kind,
+            reason,
+            detail,
+            avoid_pair=hop and kind is FailureKind.FAILURE,
         )
-        self._ask(fail, lambda answer: self._failed(key, held, reason, answer))
+        self._ask(fail, partial(self._failed, key, held, reason))
 
     @staticmethod
     def _is_ending(held: Held) -> Reply:
@@ -195,15 +211,18 @@ class Holding(Asking, ABC, Generic[H]):
         asking_before = self._asking_for_work
         self._ask(
             Holdings(self.config.incarnation),
-            lambda answer: self._compare(answer, held_before, asking_before),
+            partial(self._compare, held_before, asking_before),
             tries=0,
         )
 
-    def _compare(self, answer: HoldingsAnswer | None, held_before: frozenset[str], asking_before: bool) -> None:
+    def _check_if_due(self, due: int) -> None:
+        if due == self._check_due:
+            self._check_holdings()
+
+    def _compare(self, held_before: frozenset[str], asking_before: bool, answer: HoldingsAnswer | None) -> None:
         """Acts only on what was held, or absent with no call in flight, both before the read and after its answer."""
         self._checking = False
-        due = self._check_due
-        self._at(self.config.check_s, lambda: self._check_holdings() if due == self._check_due else None)
+        self._at(self.config.check_s, partial(self._check_if_due, self._check_due))
         if answer is None:
             return
         if answer.status is ReadStatus.UNKNOWN:
@@ -240,7 +259,7 @@ class Holding(Asking, ABC, Generic[H]):
             FailureReason.HANDED_BACK,
             "given to a node that does not hold it",
         )
-        self._ask(fail, lambda answer: self._handed_back(given, answer), tries=0)
+        self._ask(fail, partial(self._handed_back, given), tries=0)
 
     def _handed_back(self, given: HeldClaim | HeldLease, answer: FailAnswer | None) -> None:
         if answer is not None and answer.status is FailStatus.REQUEUED:

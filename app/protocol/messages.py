@@ -5,6 +5,7 @@ message        direction  means
 =============  =========  =============================================================
 Grant          D -> P     "I hold blocks for this attempt, under this lease."
 Commit         P -> D     "The KV is computed; pull it from here."
+Activating     D -> P     "I have pulled it, and the ledger does not answer: keep waiting."
 PullResult     D -> P     "I have pulled and activated it", or why not.
 =============  =========  =============================================================
 
@@ -77,6 +78,12 @@ class Commit(HandoffMessage):
     digests: tuple[Annotated[str, Field(pattern="^[0-9a-f]{32}$")], ...]
 
 
+class Activating(HandoffMessage):
+    """The pull went well; the ledger, asked to activate, is silent. Nobody's failure: prefill waits anew."""
+
+    kind: Literal["activating"] = "activating"
+
+
 class PullResult(HandoffMessage):
     """How the pull and activation of a commit ended. Prefill frees its blocks on either outcome."""
 
@@ -103,6 +110,6 @@ def refused(reason: Refusal, detail: str = "") -> Reply:
     return Reply(accepted=False, reason=reason, detail=detail)
 
 
-Message = Grant | Commit | PullResult
+Message = Grant | Commit | Activating | PullResult
 MESSAGES: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 """Reads any message; raises pydantic.ValidationError for anything malformed or of another version."""

@@ -153,11 +153,12 @@ def test_what_the_worker_gets_is_what_the_client_asked_for(make_rig: MakeRig) ->
         return say("x")
 
     rig = make_rig(script=script)
-    rig.complete("r1", temperature=0.5, top_p=0.9, top_k=5, seed=-7, stop="END", max_tokens=9, ignore_eos=True)
+    options: Any = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": -7, "max_tokens": 9, "ignore_eos": True}
+    penalties: Any = {"presence_penalty": 0.5, "frequency_penalty": -1.5, "repetition_penalty": 1.25}
+    rig.complete("r1", stop="END", **options, **penalties)
     (work,) = seen
     assert (work.client_id, list(work.prompt_ids), work.attempt) == ("r1", ids("hi"), 1)
-    expected = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": -7, "max_tokens": 9, "ignore_eos": True}
-    assert work.sampling.model_dump() == {**expected, "stop": ("END",)}
+    assert work.sampling.model_dump() == {**options, **penalties, "stop": ("END",)}
     wait_for(lambda: rig.bells.rung)
     (bell,) = rig.bells.rung
     assert (bell.queue, bell.uid, bell.attempt) == ("prefill", work.uid, 1)

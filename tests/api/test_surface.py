@@ -201,7 +201,7 @@ def test_cancelling_ends_the_answer_with_an_error(make_rig: MakeRig) -> None:
     cancelled: Any = rig.post("/v1/requests/r1/cancel", b"").json
     assert cancelled["state"] == "ABORTED"
     thread.join()
-    error_of(answers[0], 500, "request_aborted")
+    error_of(answers[0], 499, "request_cancelled")
     assert rig.post("/v1/requests/r1/cancel", b"").json["state"] == "ABORTED"  # type: ignore[index]
     error_of(rig.post("/v1/requests/unknown/cancel", b""), 404, "request_not_found")
 

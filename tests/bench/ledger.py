@@ -1,8 +1,9 @@
-"""Ledger calls on an embedded Valkey: p50 with an empty store and with 20,000 live requests.
+"""What the ledger costs on an embedded Valkey: ``python -m tests.bench.ledger [--live N] [--rounds N] [--tokens N]``.
 
-    python tests/bench/ledger.py [--live 20000] [--calls 500]
-
-A script whose cost grew with the number of records would show in the ratio.
+Two servers, one with ten requests and one with 100,000 live ones (half of them with leases, hundreds of nodes), are
+asked the same in turn; the nodes that ask have 32 holdings each. For each script: the time of a whole call, and the
+time that the server spent in it (its slow log), p50 of each, and the ratio of the two servers. Then the server's CPU
+time per token. Ends non-zero if a script costs more than twice as much when the ledger is full.
 """
 
 from __future__ import annotations
@@ -12,144 +13,196 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from app.errors import LedgerError
-from app.ledger.redis import RedisLedger
+from app.ledger.scripts import load_scripts
 from app.protocol.commands import (
-    Abort,
     Activate,
-    Admit,
     Claim,
     Command,
     Emit,
-    Limits,
-    Register,
+    FailAttempt,
+    FailureKind,
+    Heartbeat,
+    Holdings,
     ReserveNext,
     Scan,
     Snapshot,
-    Watcher,
+    Stamp,
 )
-from app.schemas import NodeInfo, SamplingParams
+from app.schemas import Gauges
 from app.valkey import EmbeddedValkey
+from tests.bench.ledger_fill import HELD, Store, admission, fill, hold
 
-PROMPT = tuple(range(1000, 1256))
-LIMITS = Limits(3, 1_000_000, 600_000, 600_000, 60_000)
-SAMPLING = SamplingParams(seed=1, max_tokens=256)
-ENDLESS = SamplingParams(seed=1, max_tokens=100_000)
-
-
-class Bench:
-    """Measures one round of a request's life, and takes away what it made."""
-
-    def __init__(self, ledger: RedisLedger) -> None:
-        self.ledger = ledger
-        self.count = 0
-
-    def admission(self, sampling: SamplingParams = SAMPLING) -> Admit:
-        self.count += 1
-        uid = f"u{self.count}"
-        return Admit(uid, f"client-{uid}", PROMPT, sampling, Watcher("w", uid), LIMITS)
-
-    def run_all(self, commands: list[Command]) -> None:
-        for answer in self.ledger.execute_many(commands):
-            if isinstance(answer, LedgerError):
-                raise answer
-
-    def fill(self, live: int) -> None:
-        """Half of them QUEUED, a quarter waiting for a grant, a quarter DECODING with some tokens."""
-        for start in range(0, live, 500):
-            self.run_all([self.admission() for _ in range(min(500, live - start))])
-        for i in range(live // 2):
-            work = self.ledger.execute(Claim("", "p", f"fill-{i}", 1_000, 16)).work
-            if i % 2 and work:
-                self.run_all(
-                    [
-                        ReserveNext(work.uid, "d", f"fill-{i}", 1_000_000, 16),
-                        Emit(work.uid, 1, work.fence, "p", 0, (5,)),
-                        Activate(work.uid, 1, work.fence, f"fill-{i}", "d", 0, 5),
-                    ]
-                )
-
-    def p50_ms(self, calls: int) -> dict[str, float]:
-        times: dict[str, list[float]] = {}
-
-        def timed(name: str, command: Any) -> Any:
-            began = time.perf_counter()
-            answer = self.ledger.execute(command)
-            times.setdefault(name, []).append((time.perf_counter() - began) * 1000)
-            return answer
-
-        for _ in range(calls):
-            admission = self.admission()
-            uid, fence = admission.uid, f"f{self.count}"
-            timed("admit", admission)
-            work = timed("claim", Claim(uid, "p", fence, 1_000, 16)).work
-            timed("reserve_next", ReserveNext(work.uid, "d", fence, 1_000_000, 16))
-            timed("emit", Emit(work.uid, 1, fence, "p", 0, (7,)))
-            timed("activate", Activate(work.uid, 1, fence, fence, "d", 0, 7))
-            for index in range(1, 4):
-                timed("emit", Emit(work.uid, 1, fence, "d", index, (7,)))
-            timed("snapshot", Snapshot(work.uid))
-            timed("emit, last", Emit(work.uid, 1, fence, "d", 4, (7,), "stop"))
-        while timed("scan, 128 due", Scan(0)).more:
-            pass
-        for _ in range(20):  # within the shortest pause between two bells
-            timed("scan", Scan(0))
-        return {name: statistics.median(values) for name, values in times.items()}
-
-    def emit_at_ms(self, length: int, calls: int) -> float:
-        """p50 of one token onto an answer of ``length`` tokens, with an otherwise small record."""
-        admission = self.admission(ENDLESS)
-        uid, fence = admission.uid, f"f{self.count}"
-        self.ledger.execute(admission)
-        work = self.ledger.execute(Claim(uid, "p", fence, 1_000_000, 16)).work
-        uid = work.uid
-        self.ledger.execute(Emit(uid, 1, fence, "p", 0, tuple(range(length))))
-        times = []
-        for i in range(calls):
-            began = time.perf_counter()
-            self.ledger.execute(Emit(uid, 1, fence, "p", length + i, (7,)))
-            times.append((time.perf_counter() - began) * 1000)
-        self.ledger.execute(Abort(uid, "bench"))
-        return statistics.median(times)
+SMALL = 10
+MOST = 2.0
+STEP = 8
+"""Sequences of one decode step: their tokens travel in one round trip."""
 
 
-def main(arguments: list[str]) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--live", type=int, default=20_000, help="requests in process in the second round")
-    parser.add_argument("--calls", type=int, default=500, help="rounds measured")
-    options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        server = EmbeddedValkey(Path(folder) / "valkey")
-        server.start()
-        try:
-            _measure(server.url, options.live, options.calls, print)
-        finally:
-            server.stop()
+class Life:
+    """The commands of one request's life on one store, a round at a time; leaves the store as it was."""
 
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self.ms: dict[str, list[float]] = defaultdict(list)
 
-def _measure(url: str, live: int, calls: int, say: Callable[[str], None]) -> None:
-    ledger = RedisLedger(url, "bench", timeout_s=30)
-    for incarnation, role in (("w", "web"), ("p", "prefill"), ("d", "decode")):
-        info = NodeInfo(
-            incarnation=incarnation, role=role, name=incarnation, pid=1, host="h", num_blocks=1_000_000, layout="one"
+    def timed(self, name: str, command: Command) -> Any:
+        began = time.perf_counter()
+        answer = self.store.ledger.execute(command)
+        self.ms[name].append((time.perf_counter() - began) * 1000)
+        return answer
+
+    def round(self) -> Iterator[None]:
+        """Yields after each call, so that two stores can take turns."""
+        admit = admission()
+        uid, fence = admit.uid, f"f-{admit.uid}"
+        self.timed("admit", admit)
+        yield
+        self.timed("claim", Claim(uid, "p", fence, 1_000, 16))
+        yield
+        self.timed("stamp", Stamp(uid, 1, fence, "p", in_step=True))
+        yield
+        self.timed("reserve_next", ReserveNext(uid, "d", fence, 1_000_000, 16))
+        yield
+        self.timed("emit", Emit(uid, 1, fence, "p", 0, (7,)))
+        yield
+        self.timed("activate", Activate(uid, 1, fence, fence, "d", 0, 7))
+        for index in range(1, 4):
+            yield
+            self.timed("emit", Emit(uid, 1, fence, "d", index, (7,)))
+        yield
+        self.timed("snapshot", Snapshot(uid))
+        yield
+        self.timed("emit", Emit(uid, 1, fence, "d", 4, (7,), "stop"))
+        yield
+        oldest = self.timed("claim", Claim("", "p", f"{fence}-2", 1_000, 16)).work
+        yield
+        failed = FailAttempt(
+            oldest.uid, oldest.attempt, oldest.fence, "p", "", FailureKind.OVERLOAD, "grant_timeout", ""
         )
-        ledger.execute(Register(info, 3_600_000))
-    bench = Bench(ledger)
-    bench.p50_ms(50)
-    empty = bench.p50_ms(calls)
-    long_answer = {length: bench.emit_at_ms(length, calls) for length in (1, 10_000)}
-    bench.fill(live)
-    full = bench.p50_ms(calls)
-    say(f"{'command':14} {'empty':>9} {f'{live} live':>12} {'ratio':>6}   (p50, ms)")
-    for name, value in empty.items():
-        say(f"{name:14} {value:9.3f} {full[name]:12.3f} {full[name] / value:6.2f}")
-    say(f"emit onto 1 token: {long_answer[1]:.3f} ms, onto 10,000 tokens: {long_answer[10_000]:.3f} ms")
-    ledger.close()
+        self.timed("fail_attempt", failed)
+        self.store.mute(oldest.uid)
+        yield
+        self.timed("holdings", Holdings("p"))
+        yield
+        self.timed("holdings", Holdings("d"))
+        yield
+        self.store.hold_time()
+        self.timed("heartbeat", Heartbeat("p", Gauges(blocks={"FREE": 10, "HELD": 20})))
+
+    def scan(self) -> None:
+        """One that finds nothing."""
+        self.store.hold_time()
+        answer = self.timed("scan", Scan(0))
+        if answer.bells or answer.expired or answer.recovered or answer.more:
+            raise RuntimeError(f"the scan found something: {answer}")
+
+
+@contextmanager
+def opened(folder: Path, live: int) -> Iterator[Store]:
+    server = EmbeddedValkey(folder)
+    server.start()
+    try:
+        store = Store(server.url)
+        began = time.perf_counter()
+        fill(store, live)
+        hold(store)
+        print(f"{live} live requests loaded in {time.perf_counter() - began:.1f} s")
+        yield store
+        store.close()
+    finally:
+        server.stop()
+
+
+def script_us(store: Store) -> dict[str, list[int]]:
+    """The time that the server spent in each script, as its slow log tells."""
+    names = {script.sha.encode(): name for name, script in load_scripts().items()}
+    found = defaultdict(list)
+    for entry in store.raw.slowlog_get(1_000_000):
+        words = entry["command"].split(b" ", 2)
+        if words[0] == b"EVALSHA":
+            found[names[words[1]]].append(entry["duration"])
+    return found
+
+
+def compare(small: Store, full: Store, rounds: int) -> bool:
+    """Prints the table; answers whether every script keeps within the limit."""
+    lives = (Life(small), Life(full))
+    for _ in range(max(1, rounds // 10)):  # warm up
+        _take_turns(lives)
+    for life in lives:
+        life.ms.clear()
+        life.store.raw.config_set("slowlog-max-len", 1_000_000)
+        life.store.raw.slowlog_reset()
+        life.store.raw.config_set("slowlog-log-slower-than", 0)
+    for _ in range(rounds):
+        _take_turns(lives)
+    for life in lives:
+        life.store.raw.config_set("slowlog-log-slower-than", -1)
+    small_us, full_us = (script_us(life.store) for life in lives)
+    print(f"\n{'p50 of':14} {'call, ms':>18} {'script, us':>18}")
+    print(f"{'':14} {'empty':>8} {'full':>9} {'empty':>8} {'full':>9} {'ratio':>6}   ({HELD} holdings)")
+    within = True
+    for name, ms in lives[0].ms.items():
+        call = (statistics.median(ms), statistics.median(lives[1].ms[name]))
+        script = (statistics.median(small_us[name]), statistics.median(full_us[name]))
+        ratio = script[1] / script[0]
+        within = within and ratio <= MOST
+        print(f"{name:14} {call[0]:8.3f} {call[1]:9.3f} {script[0]:8.0f} {script[1]:9.0f} {ratio:6.2f}")
+    return within
+
+
+def _take_turns(lives: tuple[Life, Life]) -> None:
+    for _ in zip(lives[0].round(), lives[1].round(), strict=True):
+        pass
+    for life in lives:
+        life.scan()
+
+
+def cpu_s(store: Store) -> float:
+    used = store.raw.info("cpu")
+    return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])
+
+
+def per_token(store: Store, tokens: int) -> None:
+    """CPU time of the server for ``tokens`` tokens of ``STEP`` answers, sent one by one and as a decode step does."""
+    works = []
+    for _ in range(STEP):
+        admit = admission()
+        store.ledger.execute(admit)
+        works.append(store.ledger.execute(Claim(admit.uid, "p", f"f-{admit.uid}", 1_000, 16)).work)
+    for title, size in (("one by one", 1), (f"{STEP} per round trip", STEP)):
+        lengths = {work.uid: store.ledger.execute(Snapshot(work.uid)).output_ids for work in works}
+        index = len(lengths[works[0].uid])
+        cpu, began = cpu_s(store), time.perf_counter()
+        for step in range(tokens // STEP):
+            emits = [Emit(work.uid, 1, work.fence, "p", index + step, (step % 50_000,)) for work in works]
+            for start in range(0, STEP, size):
+                store.ledger.execute_many(emits[start : start + size])
+        took, cpu = time.perf_counter() - began, cpu_s(store) - cpu
+        print(f"  {title:18} {cpu / tokens * 1e6:6.1f} us of server CPU per token, {tokens / took:8.0f} tokens/s")
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--live", type=int, default=100_000, help="requests in process on the full server")
+    parser.add_argument("--rounds", type=int, default=500, help="lives of a request that are measured")
+    parser.add_argument("--tokens", type=int, default=20_000, help="tokens emitted for the CPU time")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        small = stack.enter_context(opened(Path(folder) / "small", SMALL))
+        full = stack.enter_context(opened(Path(folder) / "full", options.live))
+        within = compare(small, full, options.rounds)
+        for title, store in (("empty", small), ("full", full)):
+            print(f"\n{options.tokens} tokens, {title}:")
+            per_token(store, options.tokens)
+    return 0 if within else 1
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

@@ -22,19 +22,24 @@ class SequenceChecks:
     num_blocks: int
     block_size_tokens: int
 
-    def check(self, sequence: Sequence) -> None:
-        """Raise ``EngineError`` if this engine cannot compute ``sequence``; the message says why."""
+    def check_tokens(self, sequence: Sequence) -> None:
+        """Raise ``EngineError`` if an undisturbed run of this engine cannot have come to ``sequence``."""
         key, num_tokens = sequence.key, len(sequence.token_ids)
         if not sequence.prompt_ids:
             raise EngineError(f"sequence {key} has an empty prompt")
         if min(sequence.token_ids) < 0 or max(sequence.token_ids) >= self.vocab_size:
             raise EngineError(f"sequence {key} has token ids outside the vocabulary of {self.vocab_size}")
-        if num_tokens >= self.max_model_len:
+        if len(sequence.output_ids) > sequence.sampling.max_tokens:
+            raise EngineError(f"sequence {key} has more than its max_tokens={sequence.sampling.max_tokens}")
+        before_the_last = num_tokens - 1 if sequence.output_ids else num_tokens
+        if before_the_last >= self.max_model_len:
             raise EngineError(
                 f"sequence {key} has {num_tokens} tokens, max_model_len={self.max_model_len} leaves no room"
             )
-        if len(sequence.output_ids) >= sequence.sampling.max_tokens:
-            raise EngineError(f"sequence {key} has its max_tokens={sequence.sampling.max_tokens} already")
+
+    def check_room(self, sequence: Sequence) -> None:
+        """Raise ``EngineError`` if the next token of ``sequence`` cannot be computed; the message says why."""
+        key, num_tokens = sequence.key, len(sequence.token_ids)
         if not 0 <= sequence.num_computed < num_tokens:
             raise EngineError(f"sequence {key}: num_computed={sequence.num_computed} must be in 0..{num_tokens - 1}")
         needed = blocks_for(num_tokens, self.block_size_tokens)

@@ -21,6 +21,7 @@ from workers.engine.checks import SequenceChecks, check_limits
 from workers.engine.kv_cache import KVCache
 from workers.engine.loader import load_weights
 from workers.engine.model import LlamaModel
+from workers.engine.penalties import apply_penalties
 from workers.engine.scheduler import Chunk, Scheduler
 from workers.engine.sequence import Sequence, StepOutput
 
@@ -137,11 +138,14 @@ class Engine:
         *,
         num_computed: int,
         one_token: bool = False,
-    ) -> None:
+    ) -> FinishReason | None:
         """Take on a sequence. ``output_ids``: what the answer has already; drawing goes on at that index.
 
         ``block_table`` must reach to the last token that is there now; ``extend`` adds more later. The KV of the
         first ``num_computed`` tokens must lie in it already.
+
+        Returns:
+            Why the answer has ended, if ``output_ids`` end it: nothing is computed then, and the sequence is not here.
 
         Raises:
             EngineError: an argument is wrong; nothing has changed.
@@ -157,13 +161,17 @@ class Engine:
         )
         if key in self._sequences:
             raise EngineError(f"sequence {key} is in the engine already")
-        self._checks.check(sequence)
+        self._checks.check_tokens(sequence)
         if sampling.stop:
             sequence.stop_checker = StopChecker(sampling.stop, self._tokenizer)
             for token_id in sequence.output_ids:
-                sequence.stop_checker.push(token_id)
-        self._sequences[key] = sequence
-        self._scheduler.add(sequence)
+                sequence.stopped = sequence.stop_checker.push(token_id)
+        finish_reason = self._finish_reason(sequence)
+        if finish_reason is None:
+            self._checks.check_room(sequence)
+            self._sequences[key] = sequence
+            self._scheduler.add(sequence)
+        return finish_reason
 
     def extend(self, key: str, blocks: Sequence_[int]) -> None:
         """Give a sequence more blocks.
@@ -258,7 +266,9 @@ class Engine:
         sampling = [chunk.sequence for chunk in chunks if chunk.samples]
         if not sampling:
             return []
-        finite, likeliest = sampler.finite(result), sampler.greedy(result)
+        finite = sampler.finite(result)
+        apply_penalties(result, sampling)
+        likeliest = sampler.greedy(result)
         outputs = []
         for sequence, logits, is_finite, best in zip(sampling, result, finite, likeliest, strict=True):
             if not is_finite:
@@ -273,21 +283,22 @@ class Engine:
     def _draw(self, sequence: Sequence, logits: Floats, best: int) -> StepOutput:
         index, sampling = len(sequence.output_ids), sequence.sampling
         token_id = best if sampling.temperature == 0 else sampler.draw(logits, sampling, index)
-        finish_reason = self._finish_reason(sequence, token_id)
         sequence.append(token_id)
+        finish_reason = self._finish_reason(sequence)
         if finish_reason is not None or sequence.one_token:
             self._forget(sequence)
         return StepOutput(sequence.key, index, token_id, finish_reason)
 
-    def _finish_reason(self, sequence: Sequence, token_id: int) -> FinishReason | None:
-        """Whether ``token_id``, not appended yet, ends the answer."""
-        sampling = sequence.sampling
-        stopped = sequence.stop_checker is not None and sequence.stop_checker.push(token_id)
-        if stopped or (not sampling.ignore_eos and token_id in self.folder.config.eos_token_ids):
+    def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
+        """Whether the output so far ends the answer: a function of all output ids, whichever attempt drew them."""
+        output_ids, sampling = sequence.output_ids, sequence.sampling
+        if not output_ids:
+            return None
+        eos = not sampling.ignore_eos and output_ids[-1] in self.folder.config.eos_token_ids
+        if eos or sequence.stopped:
             return "stop"
-        if len(sequence.output_ids) + 1 >= sampling.max_tokens or len(sequence.token_ids) + 1 >= self.max_model_len:
-            return "length"
-        return None
+        full = len(output_ids) >= sampling.max_tokens or len(sequence.token_ids) >= self.max_model_len
+        return "length" if full else None
 
     def _fail(self, sequence: Sequence, error: str) -> StepOutput:
         self._forget(sequence)

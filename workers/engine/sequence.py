@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from app.schemas import FinishReason, SamplingParams
+from workers.engine.penalties import TokenCounts
 
 if TYPE_CHECKING:
     from app.text import StopChecker
@@ -43,11 +44,18 @@ class Sequence:
     one_token: bool
     """Forget the sequence after one token: its KV is handed on."""
     stop_checker: StopChecker | None = None
+    """Of a sequence with stop strings; has seen all output ids."""
+    stopped: bool = False
+    """A stop string is complete."""
     token_ids: list[int] = field(init=False)
     """Prompt and output in one list."""
+    counts: TokenCounts | None = field(init=False, default=None)
+    """Of a sequence with penalties."""
 
     def __post_init__(self) -> None:
         self.token_ids = [*self.prompt_ids, *self.output_ids]
+        if self.sampling.has_penalties:
+            self.counts = TokenCounts(self.prompt_ids, self.output_ids)
 
     @property
     def num_remaining(self) -> int:
@@ -55,5 +63,10 @@ class Sequence:
         return len(self.token_ids) - self.num_computed
 
     def append(self, token_id: int) -> None:
+        """Take in the next token of the output."""
+        if self.stop_checker is not None:
+            self.stopped = self.stop_checker.push(token_id)
+        if self.counts is not None:
+            self.counts.add(token_id)
         self.output_ids.append(token_id)
         self.token_ids.append(token_id)

@@ -1,6 +1,7 @@
 -- PREFILLING -> DECODING and RESERVED -> ACTIVE: the decode node has the KV. Exactly one of activate, expire, abort and
 -- fail wins, because each of them leaves PREFILLING.
--- Touches: rec and lease hashes, tok list, nodes, owned and deadlines zsets, watch set, events streams, clock hash.
+-- Touches: rec, lease and node hashes, tok list, nodes, owned, deadlines and avoided zsets, avoided_times hash, watch
+-- set, events streams, clock hash.
 -- Arguments: uid, attempt, fence, lease_id, incarnation, index, token, committed_ago_ms.
 -- Answers: ACTIVATED work | FENCED | DIFFERENT | GAP | LATE.
 now = read_clock()
@@ -25,12 +26,14 @@ if cmd.index < have then
   end
 else
   -- The ledger lost the token that prefill had emitted (rollback).
-  append(r, { cmd.token }, 1)
+  append(r, { cmd.token })
   tell(redis.call('SMEMBERS', P .. 'watch:' .. cmd.uid), { uid = cmd.uid, index = have, tokens = int(cmd.token) })
 end
 redis.call('HSET', lease, 'state', 'ACTIVE')
 redis.call('ZREM', P .. 'deadlines', cmd.uid)
 redis.call('ZREM', P .. 'owned:' .. r.owner, 'c:' .. cmd.uid)
+drop_suspect(r, r.owner)
+forget_pair(r.owner .. ':' .. cmd.incarnation)
 redis.call('ZADD', P .. 'owned:' .. cmd.incarnation, now, 'c:' .. cmd.uid)
 set(r, 'state', 'DECODING', 'owner', cmd.incarnation, 't:committed', wall_ms() - cmd.committed_ago_ms,
   't:activated', wall_ms())

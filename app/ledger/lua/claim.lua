@@ -1,6 +1,7 @@
 -- QUEUED -> PREFILLING for one record that fits a prefill node.
--- Touches: fence string, nodes zset, node hash, queue, rings, deadlines, waiters, owned zsets, rec hash, tok list, clock.
--- Arguments: hint_uid, incarnation, fence, free_blocks, block_size_tokens. Answers: CLAIMED work | NOTHING | REFUSED | LATE.
+-- Touches: fence string, nodes, queue, rings, deadlines, waiters, owned zsets, node, rec and clock hashes, tok list.
+-- Arguments: hint_uid, incarnation, fence, free_blocks, block_size_tokens, stamp.
+-- Answers: CLAIMED work | NOTHING | REFUSED | LATE.
 now = read_clock()
 if late() then return answer({ status = 'LATE' }) end
 
@@ -17,10 +18,11 @@ local node = worker(cmd.incarnation, 'prefill')
 if not node then return answer({ status = 'REFUSED' }) end
 
 local function candidate(uid)
-  local c = redis.call('HMGET', P .. 'rec:' .. uid, 'state', 'total', 'queued_at', 'seq', 'attempt')
+  local c = redis.call('HMGET', P .. 'rec:' .. uid, 'state', 'total', 'queued_at', 'seq', 'attempt', 'suspect')
   if c[1] ~= 'QUEUED' then return nil end
+  local alone = not node.suspect or (tonumber(c[6]) or 0) == 0
   return {
-    fits = blocks(tonumber(c[2])) <= cmd.free_blocks, waited = now - tonumber(c[3]), seq = tonumber(c[4]),
+    fits = alone and blocks(tonumber(c[2])) <= cmd.free_blocks, waited = now - tonumber(c[3]), seq = tonumber(c[4]),
     requeued = c[5] ~= '1',
   }
 end
@@ -49,7 +51,9 @@ if not uid then return answer({ status = 'NOTHING' }) end
 local r = load(uid)
 r.state, r.fence, r.owner, r.lease = 'PREFILLING', cmd.fence, cmd.incarnation, ''
 set(r, 'state', r.state, 'fence', r.fence, 'owner', r.owner, 'lease', '', 'claimed_at', now,
-  'waited', r.waited + now - r.queued_at, 'prefill_node', node.name, 'decode_node', '', 't:claimed', wall_ms())
+  'waited', r.waited + now - r.queued_at, 'prefill_node', node.name, 'decode_node', '', 't:claimed', wall_ms(),
+  'stamped', cmd.stamp and 1 or 0)
+hold_suspect(r, cmd.incarnation)
 redis.call('SET', P .. 'fence:' .. cmd.fence, uid, 'PX', CLOSED_TTL_MS)
 redis.call('ZREM', P .. 'queue', uid)
 redis.call('ZREM', P .. 'rings', uid)

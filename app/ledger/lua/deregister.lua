@@ -1,6 +1,6 @@
 -- Takes a node's entry away once it owns nothing.
--- Touches: node hash, nodes and owned zsets, model_nodes set, events stream, clock hash. Arguments: incarnation.
--- Answers: OK | REFUSED detail | UNKNOWN | LATE.
+-- Touches: node hash, nodes, owned, room and avoided zsets, avoided_times hash, model_nodes set, events stream, clock
+-- hash. Arguments: incarnation. Answers: OK | REFUSED detail | UNKNOWN | LATE.
 now = read_clock()
 if late() then return answer({ status = 'LATE' }) end
 local state = redis.call('HGET', P .. 'node:' .. cmd.incarnation, 'state')

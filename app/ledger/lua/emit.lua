@@ -1,5 +1,6 @@
 -- Appends tokens; with a finish reason it ends the request in the same step (rule 8).
--- Touches: rec hash, tok list, watch set, events streams, clock hash, and what end_request touches. O(tokens emitted).
+-- Touches: rec and node hashes, tok list, watch set, events streams, clock hash, and what end_request touches. O(tokens
+-- emitted).
 -- Arguments: uid, attempt, fence, incarnation, index, tokens, finish_reason ("" = goes on).
 -- Answers: OK | SAME | GAP | DIFFERENT | FENCED | ABORTED | LATE, with the length of the answer so far.
 now = read_clock()
@@ -24,18 +25,22 @@ local function overlap_is_same()
 end
 if not computing(r) then
   -- The last emission again, its first answer was lost.
-  local same = r.state == 'FINISHED' and stop <= have and (cmd.finish_reason == '' or cmd.finish_reason == r.finish_reason)
-  return says(same and (cmd.finish_reason == '' or stop == have) and overlap_is_same() and 'SAME' or 'FENCED')
+  local ended_so = cmd.finish_reason == '' or (cmd.finish_reason == r.finish_reason and stop == have)
+  local same = r.state == 'FINISHED' and stop <= have and ended_so and overlap_is_same()
+  return says(same and 'SAME' or 'FENCED')
 end
 if cmd.index > have then return says('GAP') end
 if not overlap_is_same() or (cmd.finish_reason ~= '' and stop < have) then return says('DIFFERENT') end
+
+-- The step that computed this is over.
+if r.stamped == 1 and r.state == 'PREFILLING' then set(r, 'stamped', 0) end
 
 local fresh_tokens = {}
 for i = have - cmd.index + 1, n do fresh_tokens[#fresh_tokens + 1] = cmd.tokens[i] end
 if #fresh_tokens == 0 and cmd.finish_reason == '' then return says('SAME') end
 local from = have
 if #fresh_tokens > 0 then
-  append(r, fresh_tokens, 1)
+  append(r, fresh_tokens)
   have = stop
 end
 local texts = {}
@@ -43,6 +48,7 @@ for i, token in ipairs(fresh_tokens) do texts[i] = int(token) end
 if cmd.finish_reason ~= '' then
   end_request(r, 'FINISHED', { finish_reason = cmd.finish_reason, index = from, tokens = texts })
 else
-  tell(redis.call('SMEMBERS', P .. 'watch:' .. cmd.uid), { uid = cmd.uid, index = from, tokens = table.concat(texts, ',') })
+  local watchers = redis.call('SMEMBERS', P .. 'watch:' .. cmd.uid)
+  tell(watchers, { uid = cmd.uid, index = from, tokens = table.concat(texts, ',') })
 end
 return says('OK')

@@ -1,6 +1,6 @@
 -- Ends an attempt and its lease.
--- Touches: rec and lease hashes, clock hash, and what end_attempt touches.
--- Arguments: uid, attempt, fence, incarnation, lease_id, kind, reason, detail.
+-- Touches: rec and lease hashes, avoided zset, avoided_times hash, clock hash, and what end_attempt touches.
+-- Arguments: uid, attempt, fence, incarnation, lease_id, kind, reason, detail, avoid_pair.
 -- Answers: REQUEUED attempt | FAILED attempt | FENCED | LATE.
 now = read_clock()
 if late() then return answer({ status = 'LATE' }) end
@@ -21,6 +21,9 @@ local function entitled()
   return l[1] == cmd.incarnation and (l[2] == 'RESERVED' or l[2] == 'ACTIVE')
 end
 if not entitled() then return answer({ status = 'FENCED' }) end
+if cmd.avoid_pair and r.state == 'PREFILLING' and r.lease ~= '' then
+  avoid(r, redis.call('HGET', P .. 'lease:' .. r.lease, 'node'))
+end
 local as = end_attempt(r, cmd.kind, cmd.reason, cmd.detail)
 set(r, 'failed_by', by, 'failed_as', as)
 return answer({ status = as, attempt = r.attempt })

@@ -1,5 +1,5 @@
--- A sign of life; moves ledger time. Never makes an entry and never revives a dead one: what a node had is gone by then,
--- and it has to let go first. Exempt from not_after.
+-- A sign of life; moves ledger time. Never makes an entry and never revives a dead one: what a node had is gone by
+-- then, and it has to let go first. Exempt from not_after.
 -- Touches: clock and node hashes, nodes zset. Arguments: incarnation, gauges (JSON). Answers: OK | DRAINING | UNKNOWN.
 now = advance_clock()
 local key = P .. 'node:' .. cmd.incarnation

@@ -1,10 +1,13 @@
 -- What the ledger says a node owns and leases (rule 3). Changes nothing.
--- Touches: node, rec and lease hashes, owned, queue and waiters zsets, clock hash. Arguments: incarnation. Answers: FOUND | UNKNOWN.
+-- Touches: node, rec and lease hashes, owned, queue and waiters zsets, clock hash. Arguments: incarnation.
+-- Answers: FOUND | UNKNOWN.
 now = read_clock()
-local state = redis.call('HGET', P .. 'node:' .. cmd.incarnation, 'state')
+local state, suspect = unpack(redis.call('HMGET', P .. 'node:' .. cmd.incarnation, 'state', 'suspect'))
 if not state or state == 'dead' then return answer({ status = 'UNKNOWN' }) end
 local claims, leases = {}, {}
-local head = redis.call('ZRANGE', P .. 'queue', 0, 0, 'WITHSCORES')[2]
+local first, head = unpack(redis.call('ZRANGE', P .. 'queue', 0, 0, 'WITHSCORES'))
+-- A second suspect does not come here: nobody need make room for it.
+if head and suspect and (tonumber(redis.call('HGET', P .. 'rec:' .. first, 'suspect')) or 0) > 0 then head = nil end
 for _, member in ipairs(redis.call('ZRANGE', P .. 'owned:' .. cmd.incarnation, 0, -1)) do
   local kind, id = string.sub(member, 1, 1), string.sub(member, 3)
   if kind == 'c' then

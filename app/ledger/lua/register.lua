@@ -1,6 +1,6 @@
 -- Makes a node known. Exempt from not_after: a process has no ledger time before its first answer.
 -- All that make or read tokens serve one model, all that hold KV have one layout.
--- Touches: node hashes, nodes, exited and owned zsets, model_nodes set, clock hash.
+-- Touches: node hashes, nodes, room, exited and owned zsets, model_nodes set, clock hash.
 -- Arguments: incarnation, role, name, address, model, layout, num_blocks, room_tokens, info (JSON), node_ttl_ms.
 -- Answers: OK | REFUSED detail.
 now = read_clock()
@@ -25,19 +25,23 @@ local function differs(other)
   if holds_kv(role) and holds_kv(cmd.role) and layout ~= cmd.layout then return but('KV layout', cmd.layout, layout) end
 end
 if cmd.role ~= 'control' then
-  local silent = {}
-  for _, other in ipairs(redis.call('SMEMBERS', P .. 'model_nodes')) do
+  local silent, others = {}, redis.call('SMEMBERS', P .. 'model_nodes')
+  table.sort(others) -- so that the same one is named each time
+  for _, other in ipairs(others) do
     local why = other ~= inc and differs(other)
     if why and fresh(other) then return refused(why) end
     if why then silent[#silent + 1] = other end
   end
   -- Their next beat must not bring them back beside this node.
   for _, other in ipairs(silent) do declare_dead(other) end
-  redis.call('SADD', P .. 'model_nodes', inc)
+end
+take_from_roles(inc)
+if cmd.role ~= 'control' then redis.call('SADD', P .. 'model_nodes', inc) end
+if holds_kv(cmd.role) and cmd.room_tokens > 0 then
+  redis.call('ZADD', P .. 'room:' .. cmd.role, cmd.room_tokens, inc)
 end
 redis.call('HSET', key, 'info', cmd.info, 'role', cmd.role, 'name', cmd.name, 'address', cmd.address,
-  'model', cmd.model, 'layout', cmd.layout, 'num_blocks', cmd.num_blocks, 'room_tokens', cmd.room_tokens,
-  'ttl', cmd.node_ttl_ms, 'heartbeat', now,
+  'model', cmd.model, 'layout', cmd.layout, 'num_blocks', cmd.num_blocks, 'ttl', cmd.node_ttl_ms, 'heartbeat', now,
   -- Registering again does not undo a drain.
   'state', state == 'draining' and state or 'alive')
 redis.call('HSETNX', key, 'gauges', '{}')

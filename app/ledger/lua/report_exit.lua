@@ -1,6 +1,7 @@
--- A supervisor saw the process end. Dead first, then what it owned is failed, so that nothing is added meanwhile; what is
--- beyond the bound of one call is left to the scans. Exempt from not_after: an exit is final.
--- Touches: exited, nodes, owned zsets, node hash, model_nodes set, clock hash, and what end_attempt and end_request touch.
+-- A supervisor saw the process end. Dead first, then its attempts are ended, so that nothing is added meanwhile; what
+-- is beyond the bound of one call is left to the scans. Exempt from not_after: an exit is final.
+-- Touches: exited, nodes, owned, room, avoided zsets, node, avoided_times and clock hashes, model_nodes set, and what
+-- end_attempt, end_request and unwatch touch.
 -- Arguments: incarnation. Answers like scan.
 now = read_clock()
 -- A register of that process may still be under way.

@@ -1,5 +1,5 @@
 -- A lease for the next waiter that fits a decode node; one lease per attempt.
--- Touches: lease hash, leases, waiters, nodes, owned zsets, rec and node hashes, clock hash.
+-- Touches: lease hash, leases, waiters, nodes, owned, avoided zsets, model_nodes set, rec and node hashes, clock hash.
 -- Arguments: hint_uid, incarnation, lease_id, free_blocks, block_size_tokens.
 -- Answers: RESERVED with attempt, fence, blocks and the prefill node | NOTHING | REFUSED | LATE.
 now = read_clock()
@@ -22,14 +22,16 @@ end
 local node = worker(cmd.incarnation, 'decode')
 if not node then return answer({ status = 'REFUSED' }) end
 
+-- could: this node may take it now or once it has blocks. Who cannot is passed over, and holds nobody up.
 local function candidate(uid)
-  local c = redis.call('HMGET', P .. 'rec:' .. uid, 'state', 'lease', 'prompt_tokens', 'max_tokens', 'claimed_at')
+  local c = redis.call('HMGET', P .. 'rec:' .. uid, 'state', 'lease', 'prompt_tokens', 'max_tokens', 'claimed_at',
+    'suspect', 'owner', 'shunned', 'shunned_until')
   if c[1] ~= 'PREFILLING' or c[2] ~= '' then return nil end
   local need = blocks(tonumber(c[3]) + tonumber(c[4]))
-  return {
-    fits = need <= cmd.free_blocks, could = need <= math.max(node.num_blocks, cmd.free_blocks),
-    waited = now - tonumber(c[5]), need = need,
-  }
+  local could = need <= math.max(node.num_blocks, cmd.free_blocks)
+    and not (node.suspect and (tonumber(c[6]) or 0) > 0)
+    and not left_to_others({ owner = c[7], shunned = c[8], shunned_until = tonumber(c[9]), need = need }, node)
+  return { could = could, fits = could and need <= cmd.free_blocks, waited = now - tonumber(c[5]), need = need }
 end
 
 local function hinted()
@@ -63,11 +65,11 @@ end)
 if not uid then return answer({ status = 'NOTHING' }) end
 
 local r, need = load(uid), candidate(uid).need
-local name = redis.call('HGET', node.key, 'name')
 redis.call('HSET', P .. 'lease:' .. cmd.lease_id, 'uid', uid, 'attempt', r.attempt, 'fence', r.fence,
   'node', cmd.incarnation, 'state', 'RESERVED', 'blocks', need, 'at', now)
 redis.call('ZADD', P .. 'leases', now, cmd.lease_id)
 redis.call('ZADD', P .. 'owned:' .. cmd.incarnation, now, 'l:' .. cmd.lease_id)
 redis.call('ZREM', P .. 'waiters', uid)
-set(r, 'lease', cmd.lease_id, 'decode_node', name, 't:granted', wall_ms())
+hold_suspect(r, cmd.incarnation)
+set(r, 'lease', cmd.lease_id, 'decode_node', node.name, 't:granted', wall_ms())
 return reserved(r, need)

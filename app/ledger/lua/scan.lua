@@ -1,7 +1,9 @@
--- release_expired_preallocations, recover_orphans and ring_again, each for up to PER_KIND entries that are due: the cost
--- grows with what is due, not with what exists. Idempotent. Moves ledger time; exempt from not_after.
--- Touches: clock hash, deadlines, nodes, rings, tombstones, exited zsets, rec and node hashes, and what end_request,
--- end_attempt and bury touch. Arguments: min_age_ms. Answers: ran, expired, recovered, dead, bells, more.
+-- release_expired_preallocations, recover_orphans, the abort of what nobody watches, and ring_again, each for up to
+-- PER_KIND entries that are due: the cost grows with what is due, not with what exists. Idempotent. Moves ledger time;
+-- exempt from not_after.
+-- Touches: deadlines, nodes, unwatched, rings, avoided, tombstones, exited zsets, rec, node, avoided_times and clock
+-- hashes, and what end_request, end_attempt and bury touch.
+-- Arguments: min_age_ms. Answers: ran, expired, recovered, dead, bells, more.
 now = advance_clock()
 local last = tonumber(redis.call('HGET', P .. 'clock', 'scan'))
 if last >= 0 and now - last < cmd.min_age_ms then return answer({ ran = false }) end
@@ -38,6 +40,15 @@ for _, incarnation in ipairs(due('nodes', '(' .. int(now))) do
   more = more or left
 end
 
+for _, uid in ipairs(due('unwatched', int(now))) do
+  local r = load(uid)
+  if r and in_process(r) then
+    end_request(r, 'ABORTED', { error_code = 'client_gone' })
+  else
+    redis.call('ZREM', P .. 'unwatched', uid)
+  end
+end
+
 for _, uid in ipairs(due('rings', int(now))) do
   local r = redis.call('HMGET', P .. 'rec:' .. uid, 'state', 'attempt', 'ring')
   if r[1] == 'QUEUED' then
@@ -46,6 +57,7 @@ for _, uid in ipairs(due('rings', int(now))) do
     redis.call('ZREM', P .. 'rings', uid)
   end
 end
+for _, pair in ipairs(due('avoided', int(now - AVOID_MEMORY_MS))) do forget_pair(pair) end
 for _, zset in ipairs({ 'tombstones', 'exited' }) do
   local list = due(zset, int(now))
   if #list > 0 then redis.call('ZREM', P .. zset, unpack(list)) end

@@ -1,37 +1,16 @@
-"""How attempts and requests end, and what is taken from dead nodes: the counterpart of the functions in _lib.lua."""
+"""How leases, attempts, requests and watching end: the counterpart of _lib/ends.lua."""
 
 from __future__ import annotations
 
-from collections import deque
-
-from app.ledger.memory.state import (
-    CLOSED_TTL_MS,
-    DEAD,
-    EVENTS_MAXLEN,
-    RING_MAX_MS,
-    RING_MS,
-    Record,
-    Store,
-    ranked,
-)
-from app.protocol.commands import Bell, Event, FailStatus, FailureKind, Watcher
-from app.protocol.tables import FailureReason, LeaseState, RequestState, step_lease, step_request
+from app.ledger.memory.records import drop_suspect, tell
+from app.ledger.memory.state import CLOSED_TTL_MS, Record, Store
+from app.protocol.commands import AbortStatus, Event, FailStatus, FailureKind, Watcher
+from app.protocol.tables import LeaseState, RequestState, step_lease, step_request
 from app.schemas import FinishReason
 
 CLIENT_GONE = "client_gone"
+WEB_LOST = "web_lost"
 QUEUE_TIMEOUT = "queue_timeout"
-
-
-def tell(store: Store, watchers: set[Watcher], event: Event) -> None:
-    """Wake up each web process among the watchers once."""
-    for web in {watcher.web for watcher in watchers}:
-        store.event_number += 1
-        store.events.setdefault(web, deque(maxlen=EVENTS_MAXLEN)).append((store.event_number, event))
-
-
-def append(store: Store, record: Record, tokens: tuple[int, ...]) -> None:
-    record.tokens.extend(tokens)
-    record.timeline.setdefault("first_token", store.wall)
 
 
 def close_lease(store: Store, record: Record, unused: LeaseState) -> None:
@@ -39,15 +18,17 @@ def close_lease(store: Store, record: Record, unused: LeaseState) -> None:
     if lease is None or lease.state not in (LeaseState.RESERVED, LeaseState.ACTIVE):
         return
     lease.state = step_lease(lease.state, LeaseState.RELEASED if lease.state is LeaseState.ACTIVE else unused)
-    store.expire(CLOSED_TTL_MS, "lease", record.lease)
+    store.expire(CLOSED_TTL_MS, "leases", record.lease)
     store.open_leases.pop(record.lease, None)
     store.disown(lease.node, f"l:{record.lease}")
+    drop_suspect(store, record, lease.node)
 
 
 def let_go(store: Store, record: Record, unused_lease: LeaseState) -> None:
     close_lease(store, record, unused_lease)
     if record.owner:
         store.disown(record.owner, f"c:{record.uid}")
+        drop_suspect(store, record, record.owner)
     for scores in (store.queue, store.waiters, store.deadlines, store.rings):
         scores.pop(record.uid, None)
 
@@ -73,12 +54,25 @@ def end_request(
     for watcher in record.watchers:
         store.disown(watcher.web, f"w:{record.uid}:{watcher.connection}")
     record.watchers = set()
-    if store.guards.get(record.client_id) == record.uid:
-        del store.guards[record.client_id]
+    store.unwatched.pop(record.uid, None)
+    _free_guard(store, record)
     ttl = record.limits.record_ttl_ms
-    store.expire(ttl, "record", record.uid)
+    store.expire(ttl, "records", record.uid)
     if store.latest.get(record.client_id) == record.uid:
         store.expire(ttl, "latest", record.client_id, record.uid)
+    if record.key and store.keys.get(record.key.scoped) == record.uid:
+        store.expire(ttl, "keys", record.key.scoped, record.uid)
+
+
+def _free_guard(store: Store, record: Record) -> None:
+    """The client id is free again, except for a while after a FINISHED request that has a deduplication window."""
+    if store.guards.get(record.client_id) != record.uid:
+        return
+    window = record.limits.dedup_window_ms
+    if record.state is RequestState.FINISHED and window > 0:
+        store.expire(window, "guards", record.client_id, record.uid)
+    else:
+        del store.guards[record.client_id]
 
 
 def end_attempt(
@@ -107,56 +101,15 @@ def end_attempt(
     return FailStatus.REQUEUED
 
 
-def unwatch(store: Store, record: Record, watcher: Watcher) -> bool:
-    """Remove a watcher; the last one gone aborts the request. Answers whether it did."""
+def unwatch(store: Store, record: Record, watcher: Watcher, code: str) -> AbortStatus:
+    """Remove a watcher; the last one gone aborts the request, after its grace. ``code``: why, if that is now."""
     record.watchers.discard(watcher)
     store.disown(watcher.web, f"w:{record.uid}:{watcher.connection}")
     if record.watchers:
-        return False
-    end_request(store, record, RequestState.ABORTED, code=CLIENT_GONE)
-    return True
-
-
-def ring(store: Store, record: Record) -> Bell:
-    store.rings[record.uid] = store.time + min(RING_MS * 2**record.ring, RING_MAX_MS)
-    record.ring = min(record.ring + 1, 10)
-    return Bell("prefill", record.uid, record.attempt)
-
-
-def declare_dead(store: Store, incarnation: str) -> None:
-    node = store.nodes[incarnation]
-    node.state, node.fresh_until = "dead", DEAD
-
-
-def remove_node(store: Store, incarnation: str) -> None:
-    store.nodes.pop(incarnation, None)
-    store.owned.pop(incarnation, None)
-    store.events.pop(incarnation, None)
-
-
-def bury(store: Store, incarnation: str, budget: int, recovered: list[str]) -> tuple[int, bool]:
-    """Take up to ``budget`` holdings from a dead node, then its entry. Answers (how many, whether some are left)."""
-    name = store.nodes[incarnation].info.name
-    members = ranked(store.owned.get(incarnation, {}), limit=max(budget, 0))
-    for member in members:
-        kind, rest = member[0], member[2:]
-        if kind == "w":
-            uid, _, connection = rest.partition(":")
-            record = store.records.get(uid)
-            if record is not None and record.in_process:
-                unwatch(store, record, Watcher(incarnation, connection))
-        else:
-            uid = store.leases[rest].uid if kind == "l" and rest in store.leases else rest
-            record = store.records.get(uid)
-            if record is not None and record.computing and _its(record, kind, rest, incarnation):
-                end_attempt(store, record, FailureKind.FAILURE, FailureReason.NODE_LOST, name)
-                recovered.append(uid)
-        store.disown(incarnation, member)
-    left = incarnation in store.owned
-    if not left:
-        remove_node(store, incarnation)
-    return len(members), left
-
-
-def _its(record: Record, kind: str, rest: str, incarnation: str) -> bool:
-    return record.lease == rest if kind == "l" else record.owner == incarnation
+        return AbortStatus.WATCHED
+    if record.limits.grace_ms > 0:
+        # The same detach again does not lengthen the grace.
+        store.unwatched.setdefault(record.uid, store.time + record.limits.grace_ms)
+        return AbortStatus.GRACE
+    end_request(store, record, RequestState.ABORTED, code=code)
+    return AbortStatus.ABORTED

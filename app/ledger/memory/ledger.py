@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from app.errors import LedgerError
 from app.ledger.api import Ledger
 from app.ledger.ids import CALL_TTL_MS, check_ids
-from app.ledger.memory import attempts, nodes, requests
+from app.ledger.memory import attempts, handoff, nodes, recovery, requests
 from app.ledger.memory.state import Store
 from app.protocol.commands import (
     EXEMPT_FROM_NOT_AFTER,
@@ -24,6 +24,9 @@ from app.protocol.commands import (
     AdmitAnswer,
     AdmitStatus,
     Answer,
+    Attach,
+    AttachAnswer,
+    AttachStatus,
     Claim,
     ClaimAnswer,
     ClaimStatus,
@@ -50,24 +53,29 @@ from app.protocol.commands import (
     ReserveStatus,
     Scan,
     Snapshot,
+    Stamp,
+    StampAnswer,
+    StampStatus,
 )
 
 _HANDLERS: Mapping[type, Callable[[Store, Any], Answer]] = {
     Admit: requests.admit,
     Abort: requests.abort,
     Detach: requests.detach,
+    Attach: requests.attach,
     Snapshot: requests.snapshot,
     Claim: attempts.claim,
+    Stamp: attempts.stamp,
     FailAttempt: attempts.fail_attempt,
-    ReserveNext: attempts.reserve_next,
-    Activate: attempts.activate,
+    ReserveNext: handoff.reserve_next,
+    Activate: handoff.activate,
     Emit: attempts.emit,
     Register: nodes.register,
     Heartbeat: nodes.heartbeat,
     Drain: nodes.drain,
     Deregister: nodes.deregister,
-    ReportExit: nodes.report_exit,
-    Scan: nodes.scan,
+    ReportExit: recovery.report_exit,
+    Scan: recovery.scan,
     Holdings: nodes.holdings,
     Cluster: nodes.cluster,
 }
@@ -75,7 +83,9 @@ _LATE: Mapping[type, Callable[[int], Answer]] = {
     Admit: lambda time_ms: AdmitAnswer(AdmitStatus.LATE, time_ms),
     Abort: lambda time_ms: AbortAnswer(AbortStatus.LATE, time_ms),
     Detach: lambda time_ms: AbortAnswer(AbortStatus.LATE, time_ms),
+    Attach: lambda time_ms: AttachAnswer(AttachStatus.LATE, time_ms),
     Claim: lambda time_ms: ClaimAnswer(ClaimStatus.LATE, time_ms),
+    Stamp: lambda time_ms: StampAnswer(StampStatus.LATE, time_ms),
     FailAttempt: lambda time_ms: FailAnswer(FailStatus.LATE, time_ms),
     ReserveNext: lambda time_ms: ReserveAnswer(ReserveStatus.LATE, time_ms),
     Activate: lambda time_ms: ActivateAnswer(ActivateStatus.LATE, time_ms),

@@ -1,9 +1,9 @@
-"""What nodes and supervisors ask, and the scans."""
+"""What nodes ask about themselves: register, heartbeat, drain, deregister, holdings; and the cluster view."""
 
 from __future__ import annotations
 
-from app.ledger.memory.ends import QUEUE_TIMEOUT, bury, declare_dead, end_attempt, end_request, remove_node, ring
-from app.ledger.memory.state import PER_KIND, STONE_MS, Node, Store, ranked
+from app.ledger.memory.recovery import declare_dead, remove_node
+from app.ledger.memory.state import Node, Store, ranked
 from app.protocol.commands import (
     Cluster,
     ClusterAnswer,
@@ -11,7 +11,6 @@ from app.protocol.commands import (
     ClusterNode,
     Deregister,
     Drain,
-    FailureKind,
     Heartbeat,
     HeldClaim,
     HeldLease,
@@ -21,11 +20,7 @@ from app.protocol.commands import (
     NodeStatus,
     ReadStatus,
     Register,
-    ReportExit,
-    Scan,
-    ScanAnswer,
 )
-from app.protocol.tables import FailureReason, LeaseState, RequestState
 from app.schemas import NodeInfo
 
 _KV_ROLES = ("prefill", "decode")
@@ -40,7 +35,8 @@ def register(store: Store, command: Register) -> NodeAnswer:
     known = store.nodes.get(inc)
     if known and known.state == "dead" and store.owned.get(inc):
         return _refused(store, "it was declared dead and what it owned is not yet taken back")
-    reasons = {other: why for other, node in store.nodes.items() if other != inc and (why := _differs(info, node))}
+    others = sorted(store.nodes.items())
+    reasons = {other: why for other, node in others if other != inc and (why := _differs(info, node))}
     for other, why in reasons.items():
         if store.fresh(other):
             return _refused(store, why)
@@ -48,7 +44,7 @@ def register(store: Store, command: Register) -> NodeAnswer:
         declare_dead(store, other)
     node = Node(info, command.node_ttl_ms, store.time, store.time + command.node_ttl_ms)
     if known:
-        node.gauges, node.cursor = known.gauges, known.cursor
+        node.gauges, node.cursor, node.suspect = known.gauges, known.cursor, known.suspect
         node.state = "draining" if known.state == "draining" else "alive"
     store.nodes[inc] = node
     return NodeAnswer(NodeStatus.OK, store.time)
@@ -98,71 +94,12 @@ def deregister(store: Store, command: Deregister) -> NodeAnswer:
     return NodeAnswer(NodeStatus.OK, store.time)
 
 
-def report_exit(store: Store, command: ReportExit) -> ScanAnswer:
-    inc = command.incarnation
-    store.exited[inc] = store.time + STONE_MS
-    if inc not in store.nodes:
-        return ScanAnswer(ran=True, time_ms=store.time)
-    recovered: list[str] = []
-    declare_dead(store, inc)
-    _, left = bury(store, inc, PER_KIND, recovered)
-    records = [store.records[uid] for uid in recovered]
-    bells = [ring(store, record) for record in records if record.state is RequestState.QUEUED]
-    return ScanAnswer(True, store.time, tuple(bells), (), tuple(recovered), (inc,), left)
-
-
-def scan(store: Store, command: Scan) -> ScanAnswer:
-    store.advance_clock()
-    if store.scanned >= 0 and store.time - store.scanned < command.min_age_ms:
-        return ScanAnswer(ran=False, time_ms=store.time)
-    store.scanned = store.time
-    recovered: list[str] = []
-    expired, more_expired = _expire(store)
-    dead, more_dead = _recover(store, recovered)
-    due = ranked(store.rings, upto=store.time, limit=PER_KIND)
-    records = [store.records[uid] for uid in due]
-    bells = tuple(ring(store, record) for record in records if record.state is RequestState.QUEUED)
-    more = more_expired or more_dead or len(due) == PER_KIND
-    for scores in (store.tombstones, store.exited):
-        old = ranked(scores, upto=store.time, limit=PER_KIND)
-        more = more or len(old) == PER_KIND
-        for key in old:
-            del scores[key]
-    return ScanAnswer(True, store.time, bells, tuple(expired), tuple(recovered), tuple(dead), more)
-
-
-def _expire(store: Store) -> tuple[list[str], bool]:
-    due = ranked(store.deadlines, upto=store.time, limit=PER_KIND)
-    for uid in due:
-        record = store.records[uid]
-        if record.state is RequestState.QUEUED:
-            end_request(store, record, RequestState.EXPIRED, code=QUEUE_TIMEOUT, detail=record.last_failure)
-        else:
-            timeout = FailureReason.FIRST_TOKEN_TIMEOUT
-            end_attempt(store, record, FailureKind.FAILURE, timeout, "", unused_lease=LeaseState.EXPIRED)
-    return due, len(due) == PER_KIND
-
-
-def _recover(store: Store, recovered: list[str]) -> tuple[list[str], bool]:
-    scores = {inc: node.fresh_until for inc, node in store.nodes.items()}
-    silent = ranked(scores, upto=store.time - 1, limit=PER_KIND)
-    dead, budget, more = [], PER_KIND, len(silent) == PER_KIND
-    for inc in silent:
-        if store.nodes[inc].state != "dead":
-            declare_dead(store, inc)
-            dead.append(inc)
-        taken, left = bury(store, inc, budget, recovered)
-        budget -= taken
-        more = more or left
-    return dead, more
-
-
 def holdings(store: Store, command: Holdings) -> HoldingsAnswer:
     node = store.nodes.get(command.incarnation)
     if node is None or node.state == "dead":
         return HoldingsAnswer(ReadStatus.UNKNOWN, store.time)
     claims, leases = [], []
-    head = min(store.queue.values(), default=None)
+    head = _head(store, node)
     for member in ranked(store.owned.get(command.incarnation, {})):
         kind, key = member[0], member[2:]
         if kind == "c":
@@ -175,6 +112,14 @@ def holdings(store: Store, command: Holdings) -> HoldingsAnswer:
     return HoldingsAnswer(
         ReadStatus.FOUND, store.time, tuple(claims), tuple(leases), len(store.queue), len(store.waiters)
     )
+
+
+def _head(store: Store, node: Node) -> int | None:
+    """Admission number of the oldest QUEUED request; None if it is a second suspect, which does not come here."""
+    uid = next(iter(ranked(store.queue, limit=1)), None)
+    if uid is None or (node.suspect and store.records[uid].suspect):
+        return None
+    return store.queue[uid]
 
 
 def cluster(store: Store, command: Cluster) -> ClusterAnswer:

@@ -1,8 +1,9 @@
-"""What web asks: admit, abort, detach, snapshot."""
+"""What web asks: admit, abort, detach, attach, snapshot."""
 
 from __future__ import annotations
 
-from app.ledger.memory.ends import end_request, unwatch
+from app.ledger.memory.ends import CLIENT_GONE, end_request, unwatch
+from app.ledger.memory.records import view
 from app.ledger.memory.state import RING_MS, STONE_MS, Record, Store
 from app.protocol.commands import (
     Abort,
@@ -11,7 +12,11 @@ from app.protocol.commands import (
     Admit,
     AdmitAnswer,
     AdmitStatus,
+    Attach,
+    AttachAnswer,
+    AttachStatus,
     Detach,
+    IdempotencyKey,
     ReadStatus,
     Snapshot,
     SnapshotAnswer,
@@ -24,9 +29,11 @@ def admit(store: Store, command: Admit) -> AdmitAnswer:
     if uid in store.tombstones:
         return AdmitAnswer(AdmitStatus.TOMBSTONED, store.time)
     if uid in store.records:
-        return AdmitAnswer(AdmitStatus.ADMITTED, store.time, uid, queued)
+        return _admitted(store, uid)
     if not store.fresh(command.watcher.web):
         return AdmitAnswer(AdmitStatus.REFUSED, store.time)
+    if command.key and (known := _known(store, command.key)):
+        return known
     if command.client_id in store.guards:
         return AdmitAnswer(AdmitStatus.DUPLICATE, store.time, store.guards[command.client_id])
     prompt = len(command.prompt_ids)
@@ -51,14 +58,31 @@ def admit(store: Store, command: Admit) -> AdmitAnswer:
         queued_at=store.time,
         watchers={command.watcher},
         timeline={"queued": store.wall},
+        key=command.key,
     )
+    if command.key:
+        store.keys[command.key.scoped] = uid
     store.records[uid] = record
     store.guards[command.client_id] = store.latest[command.client_id] = uid
     store.queue[uid] = record.seq
     store.deadlines[uid] = store.time + command.limits.queue_timeout_ms
     store.rings[uid] = store.time + RING_MS
     store.own(command.watcher.web, f"w:{uid}:{command.watcher.connection}")
-    return AdmitAnswer(AdmitStatus.ADMITTED, store.time, uid, queued + 1)
+    return _admitted(store, uid)
+
+
+def _admitted(store: Store, uid: str) -> AdmitAnswer:
+    queued_at = store.records[uid].timeline["queued"]
+    return AdmitAnswer(AdmitStatus.ADMITTED, store.time, uid, len(store.queue), admitted_wall_ms=queued_at)
+
+
+def _known(store: Store, key: IdempotencyKey) -> AdmitAnswer | None:
+    """The key stays with a request that was computed, well or not; what was aborted or expired was not."""
+    record = store.records.get(store.keys.get(key.scoped, ""))
+    if record is None or record.state in (RequestState.ABORTED, RequestState.EXPIRED):
+        return None
+    status = AdmitStatus.KNOWN if record.key == key else AdmitStatus.OTHER_BODY
+    return AdmitAnswer(status, store.time, record.uid)
 
 
 def _room_tokens(store: Store, role: str) -> int:
@@ -80,9 +104,24 @@ def detach(store: Store, command: Detach) -> AbortAnswer:
     record = store.records.get(command.uid)
     if record is None:
         return _stone(store, command.uid)
-    if record.in_process and not unwatch(store, record, command.watcher):
-        return AbortAnswer(AbortStatus.WATCHED, store.time, record.state)
+    if record.in_process:
+        status = unwatch(store, record, command.watcher, CLIENT_GONE)
+        return AbortAnswer(status, store.time, record.state)
     return _ended(store, record)
+
+
+def attach(store: Store, command: Attach) -> AttachAnswer:
+    record, web = store.records.get(command.uid), command.watcher.web
+    if record is None:
+        return AttachAnswer(AttachStatus.UNKNOWN, store.time)
+    if not record.in_process:
+        return AttachAnswer(AttachStatus.ENDED, store.time, view(store, record, 0))
+    if not store.fresh(web):
+        return AttachAnswer(AttachStatus.REFUSED, store.time)
+    record.watchers.add(command.watcher)
+    store.own(web, f"w:{command.uid}:{command.watcher.connection}")
+    store.unwatched.pop(command.uid, None)
+    return AttachAnswer(AttachStatus.ATTACHED, store.time, view(store, record, 0))
 
 
 def _stone(store: Store, uid: str) -> AbortAnswer:
@@ -99,21 +138,4 @@ def snapshot(store: Store, command: Snapshot) -> SnapshotAnswer:
     record = store.records.get(command.uid or store.latest.get(command.client_id, ""))
     if record is None:
         return SnapshotAnswer(ReadStatus.UNKNOWN, store.time)
-    return SnapshotAnswer(
-        ReadStatus.FOUND,
-        store.time,
-        uid=record.uid,
-        client_id=record.client_id,
-        state=record.state,
-        attempt=record.attempt,
-        failures=record.failures,
-        prompt_tokens=len(record.prompt_ids),
-        output_from=command.from_index,
-        output_ids=tuple(record.tokens[command.from_index :]),
-        finish_reason=record.finish_reason,
-        error_code=record.error_code,
-        error_detail=record.error_detail,
-        prefill_node=record.prefill_node,
-        decode_node=record.decode_node,
-        timeline=dict(record.timeline),
-    )
+    return view(store, record, command.from_index)

@@ -1,4 +1,4 @@
-"""What the memory twin keeps: the counterpart of the keys listed in ``lua/_lib.lua``."""
+"""What the memory twin keeps: the counterpart of the keys listed in ``lua/_lib/keys.lua``."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from app.protocol.commands import Event, Limits, Watcher
+from app.protocol.commands import Event, IdempotencyKey, Limits, Watcher
 from app.protocol.tables import IN_PROCESS, LeaseState, RequestState
 from app.schemas import FinishReason, Gauges, NodeInfo, SamplingParams
 
@@ -18,6 +18,11 @@ RING_MAX_MS = 8000
 PER_KIND = 128
 CLOSED_TTL_MS = 600_000
 STONE_MS = 600_000
+MOST_LOSSES = 5
+SUSPECT_TOKENS = 16
+AVOID_MS = 2000
+AVOID_DOUBLINGS = 2
+AVOID_MEMORY_MS = 60_000
 EVENTS_MAXLEN = 100_000
 DEAD = -1
 """Score of a node that was declared dead."""
@@ -54,6 +59,12 @@ class Record:
     error_code: str = ""
     error_detail: str = ""
     timeline: dict[str, int] = field(default_factory=dict)
+    key: IdempotencyKey | None = None
+    stamped: bool = False
+    losses: int = 0
+    suspect: int = 0
+    shunned: str = ""
+    shunned_until: int = 0
 
     @property
     def in_process(self) -> bool:
@@ -93,6 +104,7 @@ class Node:
     state: str = "alive"
     gauges: Gauges = field(default_factory=Gauges)
     cursor: int = -1
+    suspect: str = ""
 
 
 Scores = dict[str, int]
@@ -122,6 +134,8 @@ class Store:
     records: dict[str, Record] = field(default_factory=dict)
     guards: dict[str, str] = field(default_factory=dict)
     latest: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
+    unwatched: Scores = field(default_factory=dict)
     leases: dict[str, Lease] = field(default_factory=dict)
     open_leases: Scores = field(default_factory=dict)
     fences: dict[str, str] = field(default_factory=dict)
@@ -131,11 +145,13 @@ class Store:
     rings: Scores = field(default_factory=dict)
     nodes: dict[str, Node] = field(default_factory=dict)
     owned: dict[str, Scores] = field(default_factory=dict)
+    avoided: Scores = field(default_factory=dict)
+    avoided_times: dict[str, int] = field(default_factory=dict)
     events: dict[str, deque[tuple[int, Event]]] = field(default_factory=dict)
     tombstones: Scores = field(default_factory=dict)
     exited: Scores = field(default_factory=dict)
     expiring: list[tuple[int, str, str, str]] = field(default_factory=list)
-    """Heap of (wall ms, kind, key, value): what goes away by itself, as PEXPIRE does it."""
+    """Heap of (wall ms, field of this class, key, value): what goes away by itself, as PEXPIRE does it."""
 
     def start_clock(self) -> None:
         if self.time < 0:
@@ -147,19 +163,15 @@ class Store:
         self.last = self.wall
 
     def expire(self, ttl_ms: int, kind: str, key: str, value: str = "") -> None:
+        """Let ``key`` of the field ``kind`` go; with ``value`` only if it still says that then."""
         heapq.heappush(self.expiring, (self.wall + ttl_ms, kind, key, value))
 
     def forget_expired(self) -> None:
         while self.expiring and self.expiring[0][0] < self.wall:
             _, kind, key, value = heapq.heappop(self.expiring)
-            if kind == "record":
-                self.records.pop(key, None)
-            elif kind == "latest" and self.latest.get(key) == value:
-                del self.latest[key]
-            elif kind == "lease":
-                self.leases.pop(key, None)
-            elif kind == "fence":
-                self.fences.pop(key, None)
+            kept = getattr(self, kind)
+            if not value or kept.get(key) == value:
+                kept.pop(key, None)
 
     def own(self, incarnation: str, member: str) -> None:
         self.owned.setdefault(incarnation, {})[member] = self.time

@@ -6,17 +6,15 @@ from typing import Any
 
 import pytest
 
-from app.protocol.commands import Abort, ClaimStatus, Drain, FailStatus, FailureKind, ReserveStatus, Scan
+from app.protocol.commands import ClaimStatus, Drain, FailStatus, FailureKind, ReserveStatus
+from tests.contract.ledger.support import World
+
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
-@pytest.fixture(autouse=True)
-def _cluster(world: Any) -> None:
-    world.cluster()
-
-
-def test_a_claim_gives_everything_needed_to_compute(world: Any) -> None:
+def test_a_claim_gives_everything_needed_to_compute(world: World) -> None:
     world.admit("u", prompt=20, max_tokens=12)
-    work = world.claim("f").work
+    work = world.work("f")
     assert (work.uid, work.client_id, work.attempt, work.fence) == ("u", "client-u", 1, "f")
     assert (work.prompt_ids, work.output_ids) == (tuple(range(20)), ())
     assert (work.sampling.seed, work.sampling.stop, work.sampling.max_tokens) == (2**62 + 1, ("\n", "é"), 12)
@@ -24,55 +22,55 @@ def test_a_claim_gives_everything_needed_to_compute(world: Any) -> None:
     assert set(world.read("u").timeline) == {"queued", "claimed"}
 
 
-def test_an_empty_queue_has_nothing(world: Any) -> None:
+def test_an_empty_queue_has_nothing(world: World) -> None:
     assert world.claim("f", "gone").status is ClaimStatus.NOTHING
 
 
-def test_the_hint_is_taken_while_nobody_before_it_has_waited_long(world: Any) -> None:
+def test_the_hint_is_taken_while_nobody_before_it_has_waited_long(world: World) -> None:
     world.admit("old")
     world.admit("hinted")
     world.advance(2_000)
-    assert world.claim("f", "hinted").work.uid == "hinted"
+    assert world.work("f", "hinted").uid == "hinted"
 
 
-def test_an_older_one_that_waited_over_two_seconds_goes_first(world: Any) -> None:
+def test_an_older_one_that_waited_over_two_seconds_goes_first(world: World) -> None:
     world.admit("old")
     world.advance(2_001)
     world.admit("hinted")
-    assert world.claim("f", "hinted").work.uid == "old"
+    assert world.work("f", "hinted").uid == "old"
 
 
-def test_an_older_one_that_does_not_fit_does_not_hold_up_the_hint(world: Any) -> None:
+def test_an_older_one_that_does_not_fit_does_not_hold_up_the_hint(world: World) -> None:
     world.admit("large", prompt=160)
     world.advance(5_000)
     world.admit("hinted", prompt=16)
-    assert world.claim("f", "hinted", free=1).work.uid == "hinted"
+    assert world.work("f", "hinted", free=1).uid == "hinted"
 
 
 @pytest.mark.parametrize("hint", ["", "unknown", "large", "taken"])
-def test_without_a_hint_that_can_be_taken_the_oldest_that_fits_is(world: Any, hint: str) -> None:
+def test_without_a_hint_that_can_be_taken_the_oldest_that_fits_is(world: World, hint: str) -> None:
     world.admit("taken", prompt=16)
     world.claim("f0", "taken")
     for uid, prompt in (("large", 33), ("first", 32), ("second", 1)):
         world.admit(uid, prompt=prompt)
-    assert world.claim("f", hint, free=2).work.uid == "first"
+    assert world.work("f", hint, free=2).uid == "first"
 
 
-def test_output_counts_when_a_resumed_request_looks_for_room(world: Any) -> None:
+def test_output_counts_when_a_resumed_request_looks_for_room(world: World) -> None:
     world.decoding(prompt=15, max_tokens=100)
     world.emit("u", 1, 8, node="d")
     world.fail("u", node="d", lease="l")
     assert world.claim("g", free=1).status is ClaimStatus.NOTHING
-    assert world.claim("g", free=2).work.output_ids == (7, 8)
+    assert world.work("g", free=2).output_ids == (7, 8)
 
 
 @pytest.mark.parametrize("free", [0, 1])
-def test_a_node_without_room_gets_nothing(world: Any, free: int) -> None:
+def test_a_node_without_room_gets_nothing(world: World, free: int) -> None:
     world.admit("u", prompt=17)
     assert world.claim("f", "u", free=free).status is ClaimStatus.NOTHING
 
 
-def test_the_same_fence_again_answers_with_the_same_work(world: Any) -> None:
+def test_the_same_fence_again_answers_with_the_same_work(world: World) -> None:
     world.admit("u")
     world.admit("v")
     first = world.claim("f")
@@ -80,22 +78,22 @@ def test_the_same_fence_again_answers_with_the_same_work(world: Any) -> None:
     assert world.state("v") == "QUEUED"
 
 
-def test_a_fence_whose_attempt_has_ended_claims_nothing_more(world: Any) -> None:
+def test_a_fence_whose_attempt_has_ended_claims_nothing_more(world: World) -> None:
     world.prefilling()
     world.fail("u")
     assert world.claim("f").status is ClaimStatus.NOTHING
-    assert world.claim("g").work.attempt == 2
+    assert world.work("g").attempt == 2
 
 
 @pytest.mark.parametrize("which", ["unknown", "silent", "dead", "draining", "decode"])
-def test_only_a_living_prefill_node_may_claim(world: Any, which: str) -> None:
+def test_only_a_living_prefill_node_may_claim(world: World, which: str) -> None:
     world.admit("u")
     node = "d" if which == "decode" else which
     if which in ("silent", "dead"):
         world.node(node, "prefill", ttl=10)
         world.advance(11)
     if which == "dead":
-        world.do(Scan(0))
+        world.scan()
     if which == "draining":
         world.node(node, "prefill")
         world.do(Drain(node))
@@ -103,25 +101,25 @@ def test_only_a_living_prefill_node_may_claim(world: Any, which: str) -> None:
     assert world.state() == "QUEUED"
 
 
-def test_a_drained_node_still_learns_what_it_had_claimed(world: Any) -> None:
+def test_a_drained_node_still_learns_what_it_had_claimed(world: World) -> None:
     world.prefilling()
     world.do(Drain("p"))
     assert world.claim("f").status is ClaimStatus.CLAIMED
 
 
-def test_one_token_to_come_needs_no_decode_node(world: Any) -> None:
+def test_one_token_to_come_needs_no_decode_node(world: World) -> None:
     world.prefilling(max_tokens=1)
     assert world.reserve("l").status is ReserveStatus.NOTHING
 
 
-def test_seventy_that_do_not_fit_hide_a_small_one_for_a_round_only(world: Any) -> None:
+def test_seventy_that_do_not_fit_hide_a_small_one_for_a_round_only(world: World) -> None:
     for i in range(70):
         world.admit(f"large{i}", prompt=33)
     world.admit("small", prompt=16)
-    assert world.claim("f", free=2).work.uid == "small"
+    assert world.work("f", free=2).uid == "small"
 
 
-def test_two_hundred_that_do_not_fit_hide_a_small_one_for_some_rounds_only(world: Any) -> None:
+def test_two_hundred_that_do_not_fit_hide_a_small_one_for_some_rounds_only(world: World) -> None:
     for i in range(200):
         world.admit(f"large{i}", prompt=33, max_queued=1000)
     world.admit("small", prompt=16, max_queued=1000)
@@ -129,7 +127,7 @@ def test_two_hundred_that_do_not_fit_hide_a_small_one_for_some_rounds_only(world
     assert [work.uid for work in got if work] == ["small"]
 
 
-def test_a_new_one_far_behind_is_seen_again_after_the_walk_came_round(world: Any) -> None:
+def test_a_new_one_far_behind_is_seen_again_after_the_walk_came_round(world: World) -> None:
     for i in range(130):
         world.admit(f"large{i}", prompt=33, max_queued=1000)
     world.claim("f0", free=2)
@@ -139,7 +137,7 @@ def test_a_new_one_far_behind_is_seen_again_after_the_walk_came_round(world: Any
     assert [work.uid for work in got if work] == ["small"]
 
 
-def test_one_that_came_back_to_an_old_place_is_seen_after_the_walk_came_round(world: Any) -> None:
+def test_one_that_came_back_to_an_old_place_is_seen_after_the_walk_came_round(world: World) -> None:
     for i in range(200):
         world.admit(f"r{i}", prompt=16 if i == 100 else 33, max_queued=1000)
     world.claim("f", "r100", free=1)
@@ -150,18 +148,18 @@ def test_one_that_came_back_to_an_old_place_is_seen_after_the_walk_came_round(wo
     assert [work.uid for work in got if work] == ["r100"]
 
 
-def test_a_requeued_one_in_front_does_not_hide_another_that_waited_long(world: Any) -> None:
+def test_a_requeued_one_in_front_does_not_hide_another_that_waited_long(world: World) -> None:
     world.admit("requeued")
     world.admit("waited")
     world.claim("f", "requeued")
     world.advance(2_001)
     world.fail("requeued")
     world.admit("hinted")
-    assert world.claim("g", "hinted").work.uid == "requeued"
-    assert world.claim("h", "hinted").work.uid == "waited"
+    assert world.work("g", "hinted").uid == "requeued"
+    assert world.work("h", "hinted").uid == "waited"
 
 
-def test_a_failure_requeues_as_the_next_attempt_at_the_old_place(world: Any) -> None:
+def test_a_failure_requeues_as_the_next_attempt_at_the_old_place(world: World) -> None:
     world.prefilling("u")
     world.admit("later")
     answer = world.fail("u")
@@ -169,10 +167,10 @@ def test_a_failure_requeues_as_the_next_attempt_at_the_old_place(world: Any) -> 
     read = world.read("u")
     assert (read.state, read.attempt, read.failures) == ("QUEUED", 2, 1)
     assert world.owned("p") == set()
-    assert world.claim("g").work.uid == "u"
+    assert world.work("g").uid == "u"
 
 
-def test_failures_up_to_the_limit_fail_the_request(world: Any) -> None:
+def test_failures_up_to_the_limit_fail_the_request(world: World) -> None:
     world.admit("u", max_attempts=2)
     world.claim("f1")
     assert world.fail("u", fence="f1").status is FailStatus.REQUEUED
@@ -183,24 +181,24 @@ def test_failures_up_to_the_limit_fail_the_request(world: Any) -> None:
     assert world.events()[-1].error_code == "pull_failed"
 
 
-def test_one_attempt_means_the_first_failure_is_the_error(world: Any) -> None:
+def test_one_attempt_means_the_first_failure_is_the_error(world: World) -> None:
     world.prefilling(max_attempts=1)
     assert world.fail("u").status is FailStatus.FAILED
     assert world.admit("v", "client-u").status == "ADMITTED"
 
 
-def test_overload_counts_no_failure(world: Any) -> None:
+def test_overload_counts_no_failure(world: World) -> None:
     world.prefilling(max_attempts=1)
     answer = world.fail("u", kind=FailureKind.OVERLOAD)
     assert (answer.status, answer.attempt, world.read("u").failures) == (FailStatus.REQUEUED, 2, 0)
 
 
-def test_a_final_failure_fails_at_once(world: Any) -> None:
+def test_a_final_failure_fails_at_once(world: World) -> None:
     world.prefilling()
     assert world.fail("u", kind=FailureKind.FINAL).status is FailStatus.FAILED
 
 
-def test_the_same_failure_again_answers_the_same(world: Any) -> None:
+def test_the_same_failure_again_answers_the_same(world: World) -> None:
     world.prefilling()
     assert world.fail("u") == world.fail("u")
     world.claim("g")
@@ -210,7 +208,7 @@ def test_the_same_failure_again_answers_the_same(world: Any) -> None:
     assert world.read("u").failures == 1
 
 
-def test_a_failure_ends_the_lease_too(world: Any) -> None:
+def test_a_failure_ends_the_lease_too(world: World) -> None:
     world.prefilling()
     world.reserve("l")
     world.fail("u")
@@ -224,51 +222,51 @@ def test_a_failure_ends_the_lease_too(world: Any) -> None:
     [{"fence": "other"}, {"attempt": 2}, {"node": "d"}, {"node": "d", "lease": "other"}, {"node": "p", "lease": "l"}],
     ids=str,
 )
-def test_only_who_holds_the_attempt_may_fail_it(world: Any, wrong: dict[str, Any]) -> None:
+def test_only_who_holds_the_attempt_may_fail_it(world: World, wrong: dict[str, Any]) -> None:
     world.prefilling()
     world.reserve("l")
     assert world.fail("u", **wrong).status is FailStatus.FENCED
     assert (world.state(), world.lease_state()) == ("PREFILLING", "RESERVED")
 
 
-def test_a_decode_node_may_fail_it_with_the_lease_it_holds(world: Any) -> None:
+def test_a_decode_node_may_fail_it_with_the_lease_it_holds(world: World) -> None:
     world.prefilling()
     world.reserve("l")
     assert world.fail("u", node="d", lease="l").status is FailStatus.REQUEUED
 
 
-def test_prefill_may_not_fail_what_decode_has_taken_over(world: Any) -> None:
+def test_prefill_may_not_fail_what_decode_has_taken_over(world: World) -> None:
     world.decoding()
     assert world.fail("u", node="p").status is FailStatus.FENCED
     assert world.fail("u", node="p", lease="l").status is FailStatus.FENCED
     assert world.state() == "DECODING"
 
 
-def test_a_failed_decode_keeps_the_tokens_for_the_next_attempt(world: Any) -> None:
+def test_a_failed_decode_keeps_the_tokens_for_the_next_attempt(world: World) -> None:
     world.decoding()
     world.emit("u", 1, 8, 9, node="d")
     assert world.fail("u", node="d", lease="l").status is FailStatus.REQUEUED
     assert world.lease_state() == "RELEASED"
-    assert world.claim("g").work.output_ids == (7, 8, 9)
+    assert world.work("g").output_ids == (7, 8, 9)
 
 
-def test_an_ended_request_cannot_fail(world: Any) -> None:
+def test_an_ended_request_cannot_fail(world: World) -> None:
     world.prefilling()
-    world.do(Abort("u", "user"))
+    world.abort()
     assert world.fail("u").status is FailStatus.FENCED
     assert world.fail("nobody").status is FailStatus.FENCED
 
 
-def test_only_time_spent_queued_counts_against_the_queue_timeout(world: Any) -> None:
+def test_only_time_spent_queued_counts_against_the_queue_timeout(world: World) -> None:
     world.admit("u", queue_timeout_ms=10_000)
     world.advance(4_000)
     world.claim("f")
     world.advance(50_000)
     world.fail("u")
     world.advance(5_000)
-    world.do(Scan(0))
+    world.scan()
     assert world.state() == "QUEUED"
     world.advance(1_000)
-    world.do(Scan(0))
+    world.scan()
     read = world.read("u")
     assert (read.state, read.error_code, read.error_detail) == ("EXPIRED", "queue_timeout", "engine_error: why")

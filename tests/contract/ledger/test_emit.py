@@ -6,22 +6,20 @@ from typing import Any
 
 import pytest
 
-from app.protocol.commands import Abort, EmitStatus
+from app.protocol.commands import EmitStatus
+from tests.contract.ledger.support import World
+
+pytestmark = pytest.mark.usefixtures("cluster")
 
 
-@pytest.fixture(autouse=True)
-def _cluster(world: Any) -> None:
-    world.cluster()
-
-
-def test_tokens_are_appended_and_told_with_their_index(world: Any) -> None:
+def test_tokens_are_appended_and_told_with_their_index(world: World) -> None:
     world.decoding()
     answer = world.emit("u", 1, 8, 9, node="d")
     assert (answer.status, answer.length) == (EmitStatus.OK, 3)
     assert [(event.index, event.tokens, event.state) for event in world.events()] == [(0, (7,), ""), (1, (8, 9), "")]
 
 
-def test_the_same_tokens_again_are_written_once(world: Any) -> None:
+def test_the_same_tokens_again_are_written_once(world: World) -> None:
     world.decoding()
     world.emit("u", 1, 8, 9, node="d")
     answer = world.emit("u", 1, 8, 9, node="d")
@@ -30,7 +28,7 @@ def test_the_same_tokens_again_are_written_once(world: Any) -> None:
     assert len(world.events()) == 2
 
 
-def test_a_partial_repeat_appends_the_rest(world: Any) -> None:
+def test_a_partial_repeat_appends_the_rest(world: World) -> None:
     world.decoding()
     world.emit("u", 1, 8, node="d")
     assert world.emit("u", 0, 7, 8, 9, 10, node="d").length == 4
@@ -38,7 +36,7 @@ def test_a_partial_repeat_appends_the_rest(world: Any) -> None:
     assert world.events()[-1].index == 2
 
 
-def test_a_gap_says_from_where_to_send_again(world: Any) -> None:
+def test_a_gap_says_from_where_to_send_again(world: World) -> None:
     world.decoding()
     answer = world.emit("u", 3, 10, node="d")
     assert (answer.status, answer.length) == (EmitStatus.GAP, 1)
@@ -46,7 +44,7 @@ def test_a_gap_says_from_where_to_send_again(world: Any) -> None:
 
 
 @pytest.mark.parametrize("tokens", [(9,), (9, 10), (8, 10)])
-def test_other_tokens_are_refused(world: Any, tokens: tuple[int, ...]) -> None:
+def test_other_tokens_are_refused(world: World, tokens: tuple[int, ...]) -> None:
     world.decoding()
     world.emit("u", 1, 8, 9, node="d")
     answer = world.emit("u", 1, *tokens, node="d")
@@ -54,7 +52,7 @@ def test_other_tokens_are_refused(world: Any, tokens: tuple[int, ...]) -> None:
     assert world.read("u").output_ids == (7, 8, 9)
 
 
-def test_an_end_before_what_is_there_is_refused(world: Any) -> None:
+def test_an_end_before_what_is_there_is_refused(world: World) -> None:
     world.decoding()
     world.emit("u", 1, 8, 9, node="d")
     assert world.emit("u", 1, 8, node="d", end="stop").status is EmitStatus.DIFFERENT
@@ -62,13 +60,13 @@ def test_an_end_before_what_is_there_is_refused(world: Any) -> None:
 
 
 @pytest.mark.parametrize("wrong", [{"fence": "other"}, {"attempt": 2}, {"node": "p"}], ids=str)
-def test_only_the_owner_with_the_fence_may_emit(world: Any, wrong: dict[str, Any]) -> None:
+def test_only_the_owner_with_the_fence_may_emit(world: World, wrong: dict[str, Any]) -> None:
     world.decoding()
     assert world.emit("u", 1, 8, **({"node": "d"} | wrong)).status is EmitStatus.FENCED
     assert world.read("u").output_ids == (7,)
 
 
-def test_a_zombie_of_an_earlier_attempt_is_fenced(world: Any) -> None:
+def test_a_zombie_of_an_earlier_attempt_is_fenced(world: World) -> None:
     world.decoding()
     world.fail("u", node="d", lease="l")
     assert world.emit("u", 1, 8, node="d").status is EmitStatus.FENCED
@@ -77,7 +75,7 @@ def test_a_zombie_of_an_earlier_attempt_is_fenced(world: Any) -> None:
     assert world.emit("nobody", 0, 8).status is EmitStatus.FENCED
 
 
-def test_the_last_token_and_the_end_are_one_step(world: Any) -> None:
+def test_the_last_token_and_the_end_are_one_step(world: World) -> None:
     world.decoding()
     assert world.emit("u", 1, 8, node="d", end="stop").status is EmitStatus.OK
     read = world.read("u")
@@ -88,7 +86,7 @@ def test_the_last_token_and_the_end_are_one_step(world: Any) -> None:
     assert world.admit("v", "client-u").status == "ADMITTED"
 
 
-def test_the_last_emission_again_is_recognised(world: Any) -> None:
+def test_the_last_emission_again_is_recognised(world: World) -> None:
     world.decoding()
     world.emit("u", 1, 8, 9, node="d", end="stop")
     assert world.emit("u", 1, 8, 9, node="d", end="stop").status is EmitStatus.SAME
@@ -99,14 +97,14 @@ def test_the_last_emission_again_is_recognised(world: Any) -> None:
     assert world.emit("u", 1, 8, 9, node="d", end="stop", fence="other").status is EmitStatus.FENCED
 
 
-def test_a_first_token_that_ends_the_answer_needs_no_decode_node(world: Any) -> None:
+def test_a_first_token_that_ends_the_answer_needs_no_decode_node(world: World) -> None:
     world.prefilling()
     world.reserve("l")
     assert world.emit("u", 0, 7, end="stop").status is EmitStatus.OK
     assert (world.state(), world.lease_state(), world.owned("p")) == ("FINISHED", "CANCELLED", set())
 
 
-def test_an_answer_that_was_complete_already_can_be_ended_without_tokens(world: Any) -> None:
+def test_an_answer_that_was_complete_already_can_be_ended_without_tokens(world: World) -> None:
     world.decoding()
     world.fail("u", node="d", lease="l")
     world.claim("g")
@@ -114,21 +112,21 @@ def test_an_answer_that_was_complete_already_can_be_ended_without_tokens(world: 
     assert (world.read("u").finish_reason, world.read("u").output_ids) == ("length", (7,))
 
 
-def test_an_aborted_request_says_so(world: Any) -> None:
+def test_an_aborted_request_says_so(world: World) -> None:
     world.decoding()
-    world.do(Abort("u", "user"))
+    world.abort()
     assert world.emit("u", 1, 8, node="d").status is EmitStatus.ABORTED
 
 
-def test_a_request_that_failed_meanwhile_is_fenced(world: Any) -> None:
+def test_a_request_that_failed_meanwhile_is_fenced(world: World) -> None:
     world.decoding(max_attempts=1)
     world.fail("u", node="d", lease="l")
     assert world.emit("u", 1, 8, node="d", end="stop").status is EmitStatus.FENCED
 
 
-def test_thousands_of_tokens_come_through_in_one_call(world: Any) -> None:
-    for node, role in (("p", "prefill"), ("d", "decode")):
-        world.node(node, role, num_blocks=1_000)
+def test_thousands_of_tokens_come_through_in_one_call(world: World) -> None:
+    world.node("p", "prefill", num_blocks=1_000)
+    world.node("d", "decode", num_blocks=1_000)
     world.decoding(max_tokens=10_000)
     tokens = tuple(range(49_152, 49_152 + 5_000))
     assert world.emit("u", 1, *tokens, node="d").length == 5_001

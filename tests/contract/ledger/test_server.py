@@ -8,7 +8,6 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import redis
 from redis.connection import AbstractConnection
 
 from app.errors import LedgerForeign, LedgerUnavailable, LedgerUnknown, StartupError
-from app.ledger.redis import RedisLedger, check_server, connect
+from app.ledger.redis import check_server, connect
 from app.protocol.commands import (
     Abort,
     Admit,
@@ -40,7 +39,6 @@ from app.protocol.commands import (
 )
 from app.schemas import Gauges, NodeInfo, SamplingParams
 from app.settings import Settings
-from app.valkey import EmbeddedValkey
 
 LIMITS = Limits(3, 1000, 60_000, 300_000, 60_000)
 SAMPLING = SamplingParams(seed=1, max_tokens=8)
@@ -49,28 +47,6 @@ SAMPLING = SamplingParams(seed=1, max_tokens=8)
 def register(ledger: Any, incarnation: str, role: Any) -> Any:
     info = NodeInfo(incarnation=incarnation, role=role, name=incarnation, pid=1, host="h", num_blocks=100)
     return ledger.execute(Register(info, 10_000_000))
-
-
-@pytest.fixture
-def own(tmp_path: Path) -> Iterator[EmbeddedValkey]:
-    """A server that a test may freeze, kill or reconfigure."""
-    server = EmbeddedValkey(tmp_path / "own")
-    server.start()
-    yield server
-    server.stop()
-
-
-@pytest.fixture
-def open_ledger() -> Iterator[Callable[..., RedisLedger]]:
-    made: list[RedisLedger] = []
-
-    def make(url: str, namespace: str = "own", timeout_s: float = 0.3) -> RedisLedger:
-        made.append(RedisLedger(url, namespace, timeout_s=timeout_s))
-        return made[-1]
-
-    yield make
-    for ledger in made:
-        ledger.close()
 
 
 def test_of_fifty_that_admit_one_client_id_at_once_one_is_admitted(real: Any) -> None:
@@ -256,27 +232,6 @@ def test_out_of_memory_never_leaves_half_a_step(own: Any, open_ledger: Any) -> N
         assert ledger.execute(Snapshot("u")).state == "PREFILLING"
         raw.config_set("maxmemory", "0")
     assert ledger.execute(Emit("u", 1, "f", "p", 0, (7,), "stop")).status is EmitStatus.OK
-
-
-def test_data_of_another_schema_are_foreign(own: Any, open_ledger: Any) -> None:
-    with redis.Redis.from_url(own.url) as raw:
-        raw.hset("newer:{0}:meta", "schema", 99)
-        raw.set("strange:{0}:meta", "hello")
-    for namespace, words in (("newer", "schema 99"), ("strange", "another program")):
-        with pytest.raises(LedgerForeign, match=words):
-            open_ledger(own.url, namespace).execute(Snapshot("u"))
-
-
-def test_a_schema_that_changed_while_the_server_was_away_is_noticed(own: Any, open_ledger: Any) -> None:
-    ledger = open_ledger(own.url, timeout_s=2)
-    ledger.execute(Cluster())
-    with redis.Redis.from_url(own.url) as raw:
-        raw.hset("own:{0}:meta", "schema", 99)
-    own.stop()
-    own.start()
-    for _ in range(2):
-        with pytest.raises(LedgerForeign):
-            ledger.execute(Cluster())
 
 
 def test_two_namespaces_do_not_meet(own: Any, open_ledger: Any) -> None:

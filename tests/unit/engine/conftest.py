@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import decoders, models, pre_tokenizers
 
 from app.kv import KVReader
 from app.model.config import ModelConfig
 from app.model.folder import ModelFolder
 from app.model.resolve import resolve_model
+from app.model.tokenizer import Tokenizer
 from app.schemas import SamplingParams
 from app.settings import get_settings
 from workers.engine import runtime
@@ -121,8 +124,20 @@ class TinyFolder:
     def tensors(self) -> Iterator[tuple[str, np.ndarray]]:
         yield from self.weights.items()
 
-    def tokenizer(self) -> None:
-        """Nothing here has stop strings; the default model's tests have."""
+    def tokenizer(self) -> Tokenizer:
+        """Token i is the bytes ``tiny_piece(i)``."""
+        first, *rest = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str("€")[0][0]
+        letters = [tiny_piece(i).decode(errors="ignore") for i in range(self.config.vocab_size)]
+        words = [each if i % 2 else "".join([*rest, each, first]) for i, each in enumerate(letters)]
+        inner = tokenizers.Tokenizer(models.BPE(vocab={word: i for i, word in enumerate(words)}, merges=[]))
+        inner.decoder = decoders.ByteLevel()
+        return Tokenizer(inner)
+
+
+def tiny_piece(token_id: int) -> bytes:
+    """Two letters of its own. An even token begins and ends in the middle of a €: two of them in a row make one."""
+    letters = bytes([97 + token_id // 26, 97 + token_id % 26])
+    return letters if token_id % 2 else "€".encode()[1:] + letters + "€".encode()[:1]
 
 
 @pytest.fixture

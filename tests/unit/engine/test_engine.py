@@ -233,7 +233,8 @@ def test_an_exception_of_everybody_is_the_engines(tiny: Engine, drive: Drive, mo
         ({"prompt_ids": [5, 97]}, "outside the vocabulary of 97"),
         ({"prompt_ids": [-1]}, "outside the vocabulary"),
         ({"prompt_ids": [5] * 100, "block_table": range(7)}, "max_model_len=100"),
-        ({"output_ids": [5] * 12}, "max_tokens=12 already"),
+        ({"output_ids": [5] * 94, "block_table": range(7)}, "101 tokens, max_model_len=100"),
+        ({"output_ids": [5] * 13}, "more than its max_tokens=12"),
         ({"num_computed": 7}, r"num_computed=7 must be in 0\.\.6"),
         ({"num_computed": -1}, "num_computed=-1"),
         ({"prompt_ids": [5] * 33, "block_table": [1, 2]}, "needs 3 blocks for 33 tokens, got 2"),
@@ -245,8 +246,9 @@ def test_an_exception_of_everybody_is_the_engines(tiny: Engine, drive: Drive, mo
 def test_a_wrong_argument_is_refused_and_changes_nothing(tiny: Engine, changes: dict[str, Any], message: str) -> None:
     tiny.add("here", PROMPT, [], greedy(12), [0], num_computed=0)
     arguments = {"key": "new", "prompt_ids": PROMPT, "output_ids": [], "block_table": [1, 2], "num_computed": 0}
+    limit = 1000 if "max_model_len" in message else 12
     with pytest.raises(EngineError, match=message):
-        tiny.add(**(arguments | changes), sampling=greedy(12))
+        tiny.add(**(arguments | changes), sampling=greedy(limit))
     assert tiny.keys() == ["here"]
 
 

@@ -328,11 +328,10 @@ class Cluster:
             self.after(call.timeout_s, lambda: sender.feed(on.CallEnded(call.tag, None, "lost")))
             return
         call_id = self.draw()
+        self.after(call.timeout_s, lambda: sender.feed(on.CallEnded(call.tag, None, "no answer")))
 
         def replied(reply: object) -> None:
-            if self.lose_reply(call.message):
-                self.after(call.timeout_s, lambda: sender.feed(on.CallEnded(call.tag, None, "no answer")))
-            else:
+            if not self.lose_reply(call.message):
                 self.after(TICK, lambda: sender.feed(on.CallEnded(call.tag, reply)))  # type: ignore[arg-type]
 
         self.replies[call_id] = replied

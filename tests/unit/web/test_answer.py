@@ -5,9 +5,10 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
+from app.protocol.commands import Event, ReadStatus, SnapshotAnswer
 from tests.api.support import IM_END, ids, toy_tokenizer
 from web.answer import Answer, Delta
-from web.feed import Progress
+from web.follow import Ask, Follower, Progress
 
 TOKENIZER = toy_tokenizer()
 
@@ -50,3 +51,79 @@ def test_what_only_looked_like_a_stop_string_comes_at_last() -> None:
 def test_half_a_character_waits_for_its_end() -> None:
     _, deltas = run(ids("é!"), [1, 1, 1])
     assert [d.text for d in deltas] == ["", "é", "!"]
+
+
+def record(tokens: list[int], start: int, length: int) -> SnapshotAnswer:
+    """The record of an answer that has ``length`` of its ``tokens`` so far, read from ``start``."""
+    ended = length == len(tokens)
+    return SnapshotAnswer(
+        ReadStatus.FOUND,
+        0,
+        state="FINISHED" if ended else "DECODING",
+        output_from=start,
+        output_ids=tuple(tokens[start:length]),
+        finish_reason="stop" if ended else None,
+    )
+
+
+STEPS = ("event", "old event", "lost event", "record", "loss")
+
+
+def deliver(tokens: list[int], data: st.DataObject) -> list[Progress]:
+    """Progress of an answer whose tokens come in any pieces: attempts that end anywhere, repeats, gaps healed by the
+    record, a ledger that lost its last tokens and computes them again, an attachment in the middle."""
+    follower = Follower()
+    length = data.draw(st.integers(0, len(tokens)), "tokens before the attachment")
+    out = [follower.read(record(tokens, 0, length))]
+
+    def hear(start: int, end: int) -> Progress | Ask | None:
+        state = "FINISHED" if end == len(tokens) else ""
+        return follower.hear(Event("u", start, tuple(tokens[start:end]), state, "stop" if state else None))
+
+    def ended() -> bool:
+        return any(isinstance(each, Progress) and each.finish_reason is not None for each in out)
+
+    for kind in data.draw(st.lists(st.sampled_from(STEPS), max_size=20), "what comes"):
+        said: Progress | Ask | None = Ask.RECORD if kind == "record" else None
+        start, end = length, min(length + data.draw(st.integers(0, 5), "tokens of the event"), len(tokens))
+        if kind == "loss" and length < len(tokens):
+            length = data.draw(st.integers(0, length), "tokens left")
+            follower.distrust()
+        elif kind == "old event":
+            said = hear(data.draw(st.integers(0, length), "from"), length)
+        elif kind in ("event", "lost event"):
+            said, length = hear(start, end) if kind == "event" else None, end
+        out.append(follower.read(record(tokens, follower.read_from, length)) if said is Ask.RECORD else said)
+        if ended():
+            break
+    while not ended():
+        out.append(follower.read(record(tokens, follower.read_from, len(tokens))))
+    return [each for each in out if isinstance(each, Progress)]
+
+
+@given(
+    st.text(alphabet="aSTOP é世🙂", max_size=12),
+    st.sampled_from([(), ("STOP",), ("世🙂", "é"), ("OP", "STOP")]),
+    st.text(alphabet="é世🙂S", max_size=3),
+    st.data(),
+)
+def test_text_and_usage_do_not_depend_on_how_the_tokens_came(
+    before: str, stop: tuple[str, ...], after: str, data: st.DataObject
+) -> None:
+    text = before + (stop[0] if stop else "") + after
+    tokens = [*ids(text), IM_END]
+    if data.draw(st.booleans(), "ends in half a character"):
+        tokens[-1:] = "🙂".encode()[:2]
+        text += "\N{REPLACEMENT CHARACTER}"
+    answer = Answer(TOKENIZER, (1, 2, 3), stop)
+    sent = "".join(answer.add(progress).text for progress in deliver(tokens, data))
+    cut = first_stop(text, stop)
+    assert sent == answer.text == text[:cut]
+    assert answer.token_ids == tokens
+    assert answer.usage()["completion_tokens"] == len(tokens)
+
+
+def first_stop(text: str, stop: tuple[str, ...]) -> int:
+    """Where the stop string that is complete first begins; of several, the longest."""
+    ends = [(text.index(s) + len(s), -len(s)) for s in stop if s in text]
+    return sum(min(ends)) if ends else len(text)

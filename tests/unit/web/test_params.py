@@ -30,9 +30,12 @@ BOTH_REFUSED = [
     ("n", 2),
     ("n", True),
     ("n", "1"),
-    ("presence_penalty", 0.5),
-    ("frequency_penalty", -1),
-    ("repetition_penalty", 1.1),
+    ("presence_penalty", 2.1),
+    ("presence_penalty", True),
+    ("frequency_penalty", -2.1),
+    ("frequency_penalty", "1"),
+    ("repetition_penalty", 0),
+    ("repetition_penalty", -1.1),
     ("min_p", 0.1),
     ("min_tokens", 4),
     ("logit_bias", {"5": 1}),
@@ -226,6 +229,13 @@ def test_sampling_options_arrive() -> None:
     assert (sampling.temperature, sampling.top_p, sampling.top_k, sampling.seed) == (0, 0.5, 7, -(2**63))
     assert (sampling.stop, sampling.ignore_eos, sampling.max_tokens) == (("a", "b"), True, 5)
     assert completion(top_k=-1).sampling.top_k == 0
+    assert not completion(presence_penalty=None, frequency_penalty=0, repetition_penalty=1).sampling.has_penalties
+    for prepared in (
+        completion(presence_penalty=-2, frequency_penalty=0.5, repetition_penalty=1.1),
+        chat(presence_penalty=-2, frequency_penalty=0.5, repetition_penalty=1.1),
+    ):
+        sampling = prepared.sampling
+        assert (sampling.presence_penalty, sampling.frequency_penalty, sampling.repetition_penalty) == (-2, 0.5, 1.1)
     assert completion(stop="x").sampling.stop == ("x",)
 
 

@@ -1,14 +1,10 @@
-"""The decode node: reserve → GRANT → (COMMIT received) → pull → activate → decode → last token and end in one step.
-
-It alone writes its own KV blocks (rule 5). Blocks in PULLING or IN_STEP become free only when the mover or the
-engine says that it has stopped; every other wait ends by an answer of the ledger or by a deadline.
-"""
+"""The first half of a decode node's work: reserve → GRANT → (COMMIT received) → pull → activate."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from abc import abstractmethod
+from collections.abc import Mapping
+from functools import partial
 
 from app.protocol import effects as do
 from app.protocol import events as on
@@ -17,60 +13,37 @@ from app.protocol.commands import (
     Activate,
     ActivateAnswer,
     ActivateStatus,
-    Emit,
-    EmitAnswer,
-    EmitStatus,
     FailureKind,
-    HeldLease,
-    HoldingsAnswer,
     ReserveAnswer,
     ReserveNext,
     ReserveStatus,
-    Work,
 )
-from app.protocol.holding import Held
-from app.protocol.messages import ACCEPTED, Commit, Grant, PullResult, Refusal, Reply, refused
+from app.protocol.decode.lease import Lease, Phase
+from app.protocol.messages import ACCEPTED, Activating, Commit, Grant, PullResult, Refusal, Reply, refused
 from app.protocol.node import LOOK_TRIES, Node
 from app.protocol.tables import BlockState, FailureReason
-from app.schemas import FinishReason
+
+_NOBODYS = frozenset({Refusal.HANDED_BACK, Refusal.UNKNOWN_ATTEMPT, Refusal.OTHER_LEASE})
+"""Refusals of a GRANT that are nobody's failure: the attempt was handed back; the ledger gave it to a node that does
+not hold it (its claim was applied late, or is not answered yet); the ledger forgot an earlier lease (a rollback)."""
 
 
-class Phase(StrEnum):
-    """Where a lease stands on the decode node."""
-
-    GRANTING = "granting"  # GRANT sent
-    GRANTED = "granted"  # acknowledged; COMMIT is awaited
-    PULLING = "pulling"  # the mover copies
-    ACTIVATING = "activating"  # the ledger is asked to hand the request over
-    RUNNING = "running"  # in the engine, or paused because the ledger is away
-
-
-@dataclass(slots=True, kw_only=True)
-class Lease(Held):
-    """One lease. Keyed by its id, which this node drew."""
-
-    prefill_incarnation: str
-    prefill_address: str
-    phase: Phase = Phase.GRANTING
-    commit: Commit | None = None
-    committed_at: float = 0.0
-    work: Work | None = None
-    output: list[int] = field(default_factory=list)
-    """All output ids of the request, those of earlier attempts too."""
-    told_length: int = 0
-    """How many of them the ledger holds."""
-    finish: FinishReason | None = None
-    emitting: bool = False
-
-
-class DecodeNode(Node[Lease]):
-    """The decode side of the protocol."""
+class Receiving(Node[Lease]):
+    """Reserves blocks for attempts, pulls their KV, and has them activated."""
 
     queue = "decode"
 
     def gauges(self) -> Mapping[str, int]:
         running = sum(lease.phase is Phase.RUNNING for lease in self.table.values())
         return {"running": running, "waiting": len(self.table) - running}
+
+    @abstractmethod
+    def _enter_engine(self, lease_id: str, lease: Lease) -> None:
+        """It is activated: decode it."""
+
+    @abstractmethod
+    def _engine_stopped(self, lease_id: str, lease: Lease) -> None:
+        """The engine has dropped it."""
 
     # reserve and grant
 
@@ -79,7 +52,7 @@ class DecodeNode(Node[Lease]):
         reserve = ReserveNext(
             bell.uid, self.config.incarnation, lease_id, self.pool.free, self.config.block_size_tokens
         )
-        self._ask(reserve, lambda answer: self._reserved(bell, lease_id, answer), tries=LOOK_TRIES)
+        self._ask(reserve, partial(self._reserved, bell, lease_id), tries=LOOK_TRIES)
 
     def _reserved(self, bell: on.BellRang, lease_id: str, answer: ReserveAnswer | None) -> None:
         if answer is None or answer.status is not ReserveStatus.RESERVED:
@@ -114,7 +87,7 @@ class DecodeNode(Node[Lease]):
             answer.prefill_incarnation,
             grant,
             self.config.link_timeout_s,
-            lambda ended: self._grant_ended(lease_id, lease, ended),
+            partial(self._grant_ended, lease_id, lease),
         )
         self._work_answered(bell, True)
 
@@ -122,13 +95,12 @@ class DecodeNode(Node[Lease]):
         if lease.ending or lease.phase is not Phase.GRANTING:
             return  # a COMMIT for it is here already: the grant certainly arrived
         if ended.reply is None:
-            self._fail(lease_id, lease, FailureKind.FAILURE, FailureReason.GRANT_UNACKNOWLEDGED, ended.detail)
+            reason = FailureReason.GRANT_UNACKNOWLEDGED
+            self._fail(lease_id, lease, FailureKind.FAILURE, reason, ended.detail, hop=True)
         elif not ended.reply.accepted:
             detail = f"{ended.reply.reason} {ended.reply.detail}".strip()
-            # Handed back, or given by the ledger to a node that never held it (its claim was applied late).
-            nobodys = ended.reply.reason in (Refusal.HANDED_BACK, Refusal.UNKNOWN_ATTEMPT)
-            kind = FailureKind.OVERLOAD if nobodys else FailureKind.FAILURE
-            self._fail(lease_id, lease, kind, FailureReason.GRANT_REFUSED, detail)
+            kind = FailureKind.OVERLOAD if ended.reply.reason in _NOBODYS else FailureKind.FAILURE
+            self._fail(lease_id, lease, kind, FailureReason.GRANT_REFUSED, detail, hop=True)
         else:
             lease.phase = Phase.GRANTED
 
@@ -171,8 +143,7 @@ class DecodeNode(Node[Lease]):
             case on.Stopped():
                 lease = self.table.get(event.key)
                 if lease is not None and lease.in_engine:
-                    self._left_engine(event.key, lease)
-                    self._resume_if_told(event.key, lease)
+                    self._engine_stopped(event.key, lease)
             case _:
                 raise TypeError(f"a decode node cannot take {event!r}")
 
@@ -181,7 +152,8 @@ class DecodeNode(Node[Lease]):
         if lease.ending:
             self._free_if_over(lease_id, lease)
         elif event.reason:
-            self._fail(lease_id, lease, FailureKind.FAILURE, FailureReason.PULL_FAILED, event.detail or event.reason)
+            detail = event.detail or event.reason
+            self._fail(lease_id, lease, FailureKind.FAILURE, FailureReason.PULL_FAILED, detail, hop=True)
         elif lease.commit is not None:
             self.pool.move(lease.blocks, lease_id, BlockState.READY)
             lease.phase = Phase.ACTIVATING
@@ -195,7 +167,14 @@ class DecodeNode(Node[Lease]):
                 lease.commit.token,
                 committed_ago_ms=round(1000 * (self._now - lease.committed_at)),
             )
-            self._ask(activate, lambda answer: self._activated(lease_id, lease, answer))
+            silent = partial(self._activation_unanswered, lease_id, lease)
+            self._ask(activate, partial(self._activated, lease_id, lease), unanswered=silent)
+
+    def _activation_unanswered(self, lease_id: str, lease: Lease) -> None:
+        """The ledger is silent: prefill must not take that for our silence."""
+        if not lease.ending:
+            message = Activating(uid=lease.uid, attempt=lease.attempt, fence=lease.fence, lease_id=lease_id)
+            self._tell(lease, message)
 
     def _activated(self, lease_id: str, lease: Lease, answer: ActivateAnswer) -> None:
         if lease.ending or lease.commit is None:
@@ -232,111 +211,12 @@ class DecodeNode(Node[Lease]):
             reason=reason,
             detail=detail,
         )
-        self._call(
-            lease.prefill_address,
-            lease.prefill_incarnation,
-            result,
-            self.config.link_timeout_s,
-            lambda ended: None,
-        )
+        self._tell(lease, result)
 
-    # decode
+    def _tell(self, lease: Lease, message: Activating | PullResult) -> None:
+        timeout_s = self.config.link_timeout_s
+        self._call(lease.prefill_address, lease.prefill_incarnation, message, timeout_s, _whatever)
 
-    def _enter_engine(self, lease_id: str, lease: Lease) -> None:
-        if lease.work is None:
-            return
-        work = replace(lease.work, output_ids=tuple(lease.output))
-        lease.in_engine, lease.stop_sent = True, False
-        self.pool.move(lease.blocks, lease_id, BlockState.IN_STEP)
-        num_computed = len(work.prompt_ids) + len(work.output_ids) - 1
-        self._out.append(do.Start(lease_id, work, lease.blocks, num_computed, one_token=False))
 
-    def _left_engine(self, lease_id: str, lease: Lease) -> None:
-        lease.in_engine = False
-        self.pool.move(lease.blocks, lease_id, BlockState.READY)
-        self._free_if_over(lease_id, lease)
-
-    def _sampled(self, sample: on.Sample) -> None:
-        lease = self.table.get(sample.key)
-        if lease is None or not lease.in_engine:
-            return
-        if sample.error or sample.finish_reason is not None:
-            self._left_engine(sample.key, lease)
-        if lease.ending:
-            return
-        if sample.error:
-            self._fail(sample.key, lease, FailureKind.FAILURE, FailureReason.ENGINE_ERROR, sample.error)
-            return
-        if sample.index != len(lease.output):
-            detail = f"the engine sampled index {sample.index}, {len(lease.output)} was next"
-            self._fail(sample.key, lease, FailureKind.FAILURE, FailureReason.ENGINE_ERROR, detail)
-            return
-        lease.output.append(sample.token)
-        lease.finish = sample.finish_reason
-        self._emit(sample.key, lease)
-        if len(lease.output) - lease.told_length > self.config.emit_buffer_tokens:
-            self._stop(sample.key, lease)  # the ledger is away: pause until it has caught up
-
-    def _emit(self, lease_id: str, lease: Lease) -> None:
-        """Tell the ledger everything it does not hold yet; one such call per sequence at a time."""
-        if lease.emitting or lease.ending:
-            return
-        lease.emitting = True
-        tokens = tuple(lease.output[lease.told_length :])
-        emit = Emit(
-            lease.uid,
-            lease.attempt,
-            lease.fence,
-            self.config.incarnation,
-            lease.told_length,
-            tokens,
-            lease.finish,
-        )
-        self._ask(emit, lambda answer: self._emitted(lease_id, lease, emit, answer))
-
-    def _emitted(self, lease_id: str, lease: Lease, emit: Emit, answer: EmitAnswer) -> None:
-        if lease.ending:
-            return
-        lease.emitting = False
-        match answer.status:
-            case EmitStatus.OK | EmitStatus.SAME:
-                lease.told_length = max(lease.told_length, emit.index + len(emit.tokens))
-                if emit.finish_reason is not None:
-                    self._over(lease_id, lease, "finished")
-                    return
-                self._resume_if_told(lease_id, lease)
-            case EmitStatus.GAP:  # the ledger lost some (a rollback): send again from there
-                lease.told_length = answer.length
-            case EmitStatus.DIFFERENT:
-                detail = f"the ledger holds other tokens at index {emit.index}"
-                self._fail(lease_id, lease, FailureKind.FINAL, FailureReason.DIFFERENT_TOKENS, detail)
-                return
-            case _:
-                self._over(lease_id, lease, answer.status.lower())
-                return
-        if len(lease.output) > lease.told_length or lease.finish is not None:
-            self._emit(lease_id, lease)
-
-    def _resume_if_told(self, lease_id: str, lease: Lease) -> None:
-        """A paused sequence goes on once the ledger holds all of its tokens."""
-        paused = lease.phase is Phase.RUNNING and not lease.ending and not lease.in_engine and lease.finish is None
-        if paused and lease.told_length == len(lease.output):
-            self._enter_engine(lease_id, lease)
-
-    # holdings and drain
-
-    def _failing(self, key: str, held: Lease, reason: str, detail: str) -> None:
-        if held.phase in (Phase.PULLING, Phase.ACTIVATING):
-            self._tell_prefill(key, held, reason, detail)
-
-    def _decides_itself(self, held: Lease) -> bool:
-        return held.ending or (held.finish is not None and held.emitting)
-
-    def _given(self, answer: HoldingsAnswer) -> Iterable[HeldLease]:
-        return answer.leases
-
-    def _waits(self, answer: HoldingsAnswer) -> bool:
-        return answer.waiting_for_grant > 0
-
-    def _drain(self) -> None:
-        """Running sequences and granted leases finish; nothing new is reserved."""
+def _whatever(ended: on.CallEnded) -> None:
+    """Prefill asks the ledger where it does not hear from us."""

@@ -1,0 +1,101 @@
+-- ends: of leases, attempts, requests and watching
+
+-- An attempt's end includes its lease's end (rule 1).
+local function close_lease(r, unused)
+  if r.lease == '' then return end
+  local key = P .. 'lease:' .. r.lease
+  local l = redis.call('HMGET', key, 'state', 'node')
+  local state
+  if l[1] == 'ACTIVE' then state = 'RELEASED' elseif l[1] == 'RESERVED' then state = unused else return end
+  redis.call('HSET', key, 'state', state)
+  redis.call('PEXPIRE', key, CLOSED_TTL_MS)
+  redis.call('ZREM', P .. 'leases', r.lease)
+  redis.call('ZREM', P .. 'owned:' .. l[2], 'l:' .. r.lease)
+  drop_suspect(r, l[2])
+end
+
+local function let_go(r, unused_lease)
+  close_lease(r, unused_lease or 'CANCELLED')
+  if r.owner ~= '' then
+    redis.call('ZREM', P .. 'owned:' .. r.owner, 'c:' .. r.uid)
+    drop_suspect(r, r.owner)
+  end
+  for _, zset in ipairs({ 'queue', 'waiters', 'deadlines', 'rings' }) do redis.call('ZREM', P .. zset, r.uid) end
+end
+
+-- Of a string that names a request: it goes when the record goes, unless it names a later request by now.
+local function expire_with(key, uid, ttl)
+  if redis.call('GET', key) == uid then redis.call('PEXPIRE', key, ttl) end
+end
+
+-- The client id is free again, except for a while after a FINISHED request that has a deduplication window.
+-- By compare: a later request may hold the guard by now.
+local function free_guard(r, state, window)
+  local guard = P .. 'guard:' .. r.client
+  if redis.call('GET', guard) ~= r.uid then return end
+  if state == 'FINISHED' and window > 0 then redis.call('PEXPIRE', guard, window) else redis.call('DEL', guard) end
+end
+
+-- The only way into a terminal state. Everything that the request held ends in this step (rule 8). `o`: finish_reason,
+-- error_code, error_detail, unused_lease (what a RESERVED lease becomes), index and tokens of the last emission.
+-- Fence and owner stay on the record: a repeated emit is recognised by them.
+local function end_request(r, state, o)
+  local rec, ttl = P .. 'rec:' .. r.uid, r.record_ttl
+  set(r, 'state', state, 'finish_reason', o.finish_reason or '', 'error_code', o.error_code or '',
+    'error_detail', o.error_detail or '', 't:finished', wall_ms())
+  let_go(r, o.unused_lease)
+  local watchers = redis.call('SMEMBERS', P .. 'watch:' .. r.uid)
+  tell(watchers, {
+    uid = r.uid, index = o.index or length(r.uid), tokens = table.concat(o.tokens or {}, ','), state = state,
+    finish_reason = o.finish_reason or '', error_code = o.error_code or '', error_detail = o.error_detail or '',
+  })
+  for _, watcher in ipairs(watchers) do
+    local web, connection = string.match(watcher, '^([^:]*):(.*)$')
+    redis.call('ZREM', P .. 'owned:' .. web, 'w:' .. r.uid .. ':' .. connection)
+  end
+  redis.call('DEL', P .. 'watch:' .. r.uid)
+  redis.call('ZREM', P .. 'unwatched', r.uid)
+  local few = redis.call('HMGET', rec, 'dedup_window', 'key')
+  free_guard(r, state, tonumber(few[1]))
+  redis.call('PEXPIRE', rec, ttl)
+  redis.call('PEXPIRE', P .. 'tok:' .. r.uid, ttl)
+  expire_with(P .. 'latest:' .. r.client, r.uid, ttl)
+  if few[2] ~= '' then expire_with(P .. 'idem:' .. few[2], r.uid, ttl) end
+  r.state = state
+end
+
+-- The only way an attempt ends without ending its request well. Output tokens stay: the next attempt resumes after
+-- them. The record goes back to its place by admission, and to its remaining queue time. Its bell is due at once.
+local function end_attempt(r, kind, reason, detail, unused_lease)
+  if kind == 'failure' then r.failures = r.failures + 1 end
+  if kind == 'final' or (kind == 'failure' and r.failures >= r.max_attempts) then
+    set(r, 'failures', r.failures)
+    end_request(r, 'FAILED', { error_code = reason, error_detail = detail, unused_lease = unused_lease })
+    return 'FAILED'
+  end
+  let_go(r, unused_lease)
+  r.state, r.attempt, r.fence, r.owner, r.lease = 'QUEUED', r.attempt + 1, '', '', ''
+  set(r, 'state', 'QUEUED', 'attempt', r.attempt, 'failures', r.failures, 'fence', '', 'owner', '', 'lease', '',
+    'queued_at', now, 'ring', 0, 'total', r.prompt_tokens + length(r.uid), 'last_failure', reason .. ': ' .. detail)
+  redis.call('ZADD', P .. 'queue', r.seq, r.uid)
+  redis.call('ZADD', P .. 'deadlines', now + r.queue_timeout - r.waited, r.uid)
+  redis.call('ZADD', P .. 'rings', now, r.uid)
+  return 'REQUEUED'
+end
+
+-- The last watcher gone aborts the request, after its grace. `code`: why, if that is now. Answers as detach does.
+local function unwatch(r, web, connection, code)
+  redis.call('SREM', P .. 'watch:' .. r.uid, web .. ':' .. connection)
+  redis.call('ZREM', P .. 'owned:' .. web, 'w:' .. r.uid .. ':' .. connection)
+  if redis.call('EXISTS', P .. 'watch:' .. r.uid) == 1 then return 'WATCHED' end
+  local grace = tonumber(redis.call('HGET', P .. 'rec:' .. r.uid, 'grace'))
+  if grace > 0 then
+    -- NX: the same detach again does not lengthen the grace.
+    redis.call('ZADD', P .. 'unwatched', 'NX', now + grace, r.uid)
+    return 'GRACE'
+  end
+  end_request(r, 'ABORTED', { error_code = code })
+  return 'ABORTED'
+end
+
+local function stone(uid) redis.call('ZADD', P .. 'tombstones', now + STONE_MS, uid) end

@@ -1,0 +1,6 @@
+"""The decode node, as a pure machine: ``receive`` up to the activation, ``node`` from there to the last token."""
+
+from app.protocol.decode.lease import Lease, Phase
+from app.protocol.decode.node import DecodeNode
+
+__all__ = ["DecodeNode", "Lease", "Phase"]

@@ -1,0 +1,39 @@
+"""One lease on the decode node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from app.protocol.commands import Work
+from app.protocol.holding import Held
+from app.protocol.messages import Commit
+from app.schemas import FinishReason
+
+
+class Phase(StrEnum):
+    """Where a lease stands on the decode node."""
+
+    GRANTING = "granting"  # GRANT sent
+    GRANTED = "granted"  # acknowledged; COMMIT is awaited
+    PULLING = "pulling"  # the mover copies
+    ACTIVATING = "activating"  # the ledger is asked to hand the request over
+    RUNNING = "running"  # in the engine, or paused because the ledger is away
+
+
+@dataclass(slots=True, kw_only=True)
+class Lease(Held):
+    """One lease. Keyed by its id, which this node drew."""
+
+    prefill_incarnation: str
+    prefill_address: str
+    phase: Phase = Phase.GRANTING
+    commit: Commit | None = None
+    committed_at: float = 0.0
+    work: Work | None = None
+    output: list[int] = field(default_factory=list)
+    """All output ids of the request, those of earlier attempts too."""
+    told_length: int = 0
+    """How many of them the ledger holds."""
+    finish: FinishReason | None = None
+    emitting: bool = False

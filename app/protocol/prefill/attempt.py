@@ -1,0 +1,58 @@
+"""One claimed attempt on the prefill node."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from app.protocol import events as on
+from app.protocol.commands import Work
+from app.protocol.holding import Held
+from app.protocol.messages import Grant
+
+
+class Phase(StrEnum):
+    """Where a claimed attempt stands on the prefill node."""
+
+    IN_LINE = "in_line"
+    COMPUTING = "computing"  # in the engine, or about to be: its stamp is on the way to the ledger
+    COMPUTED = "computed"  # first token known; waits for a grant
+    SEALING = "sealing"  # first token on its way to the ledger, blocks being digested
+    COMMITTING = "committing"  # COMMIT sent
+    COMMITTED = "committed"  # receipt acknowledged; the result of the pull is awaited
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt(Held):
+    """One claimed attempt. Keyed by its fence, which this node drew."""
+
+    work: Work
+    generations: tuple[int, ...]
+    """Of ``blocks``, as they were taken (rule 6)."""
+    claimed_at: float
+    stamped: bool = False
+    """The ledger counts this node's loss as a failure of this attempt."""
+    phase: Phase = Phase.IN_LINE
+    grant: Grant | None = None
+    rings: int = 0
+    token: int = -1
+    first_token_told: bool = False
+    patience: int = 0
+    """Number of the running wait for decode's answer; a timer of an earlier one finds itself superseded."""
+    sealed: on.Sealed | None = None
+    finishing: bool = False
+    """Its first token ends the answer; tokens and end are on their way to the ledger."""
+    older_waited: bool = False
+    """At the last check a request that was admitted earlier was QUEUED."""
+    yields: bool = False
+    """Given up so that an older request can have the room: nothing is claimed before its blocks are free."""
+
+    @property
+    def index(self) -> int:
+        """Index in the answer of the token this attempt samples."""
+        return len(self.work.output_ids)
+
+    @property
+    def num_tokens(self) -> int:
+        """Positions whose KV this attempt computes."""
+        return len(self.work.prompt_ids) + len(self.work.output_ids)

@@ -1,0 +1,230 @@
+"""The first half of a prefill node's work: claim → stand in line → compute → first token known.
+
+What is claimed stands in line. When the engine is empty the head of the line enters it, as much as one step takes, and
+is stamped in the ledger before: if the node dies then, only those may have been what killed it.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from app.protocol import effects as do
+from app.protocol import events as on
+from app.protocol.blocks import BlockPool, blocks_for
+from app.protocol.commands import (
+    Bell,
+    Claim,
+    ClaimAnswer,
+    ClaimStatus,
+    Emit,
+    EmitAnswer,
+    EmitStatus,
+    FailureKind,
+    Stamp,
+    StampAnswer,
+    StampStatus,
+    Work,
+)
+from app.protocol.holding import NodeConfig
+from app.protocol.node import LOOK_TRIES, Node
+from app.protocol.prefill.attempt import Attempt, Phase
+from app.protocol.tables import BlockState, FailureReason
+from app.schemas import FinishReason
+
+_RING_AGAIN_S = (1.0, 2.0, 4.0)
+
+
+class Computing(Node[Attempt]):
+    """Claims attempts and computes them, one step's worth at a time."""
+
+    queue = "prefill"
+
+    def __init__(self, config: NodeConfig, pool: BlockPool, draw: Callable[[], str]) -> None:
+        super().__init__(config, pool, draw)
+        self._early: list[on.Called] = []
+        """Grants that came before the answer to our claim."""
+        self._line: deque[str] = deque()
+        """Fences of those that have not entered the engine, in the order of their claims."""
+
+    def gauges(self) -> Mapping[str, int]:
+        computing = sum(self._computes(attempt) for attempt in self.table.values())
+        return {"running": computing, "waiting": len(self.table) - computing}
+
+    @abstractmethod
+    def _hand_over(self, fence: str, attempt: Attempt) -> None:
+        """Its first token is known: go on if a grant is held."""
+
+    # claim
+
+    def _has_room(self) -> bool:
+        return super()._has_room() and not any(attempt.yields for attempt in self.table.values())
+
+    def _ask_for_work(self, bell: on.BellRang) -> None:
+        fence = self._draw()
+        config = self.config
+        at_once = not self._line and not self._engine_busy()
+        claim = Claim(bell.uid, config.incarnation, fence, self.pool.free, config.block_size_tokens, stamp=at_once)
+        self._ask(claim, partial(self._claimed, bell, claim), tries=LOOK_TRIES)
+
+    def _claimed(self, bell: on.BellRang, claim: Claim, answer: ClaimAnswer | None) -> None:
+        self._take(bell, claim, answer)
+        early, self._early = self._early, []
+        for call in early:
+            reply = self._called(call)
+            if reply is not None:
+                self._reply(call, reply)
+
+    def _take(self, bell: on.BellRang, claim: Claim, answer: ClaimAnswer | None) -> None:
+        if answer is None or answer.status is not ClaimStatus.CLAIMED or answer.work is None:
+            self._work_answered(bell, False, "no answer" if answer is None else answer.status.lower())
+            return
+        work, fence = answer.work, claim.fence
+        num_blocks = blocks_for(len(work.prompt_ids) + len(work.output_ids), self.config.block_size_tokens)
+        blocks = self.pool.take(num_blocks, fence, BlockState.RUNNING)
+        attempt = self.table[fence] = Attempt(
+            uid=work.uid,
+            client_id=work.client_id,
+            attempt=work.attempt,
+            fence=fence,
+            blocks=blocks,
+            generations=self.pool.generations(blocks),
+            bell_id=bell.bell_id,
+            work=work,
+            claimed_at=self._now,
+            stamped=claim.stamp,
+        )
+        self._log("claimed", attempt, blocks=num_blocks)
+        finish = self._already_ended(work)
+        if self.draining:  # asked before the drain, answered after it
+            self._fail(fence, attempt, FailureKind.OVERLOAD, FailureReason.DRAINING)
+        elif finish:
+            self._end_with(fence, attempt, (), finish)
+        else:
+            self._line.append(fence)
+            self._next_in_line()
+            if work.sampling.max_tokens - attempt.index > 1:
+                self._ring_decode(fence)
+        self._work_answered(bell, True)
+
+    def _already_ended(self, work: Work) -> str:
+        """A resumed attempt whose tokens already end the answer (their end was lost in a rollback)."""
+        if len(work.output_ids) >= work.sampling.max_tokens:
+            return "length"
+        ended = bool(work.output_ids) and work.output_ids[-1] in self.config.eos_token_ids
+        return "stop" if ended and not work.sampling.ignore_eos else ""
+
+    def _ring_decode(self, fence: str) -> None:
+        """Ring until a grant is held: 1, 2, 4, then every 4 s."""
+        attempt = self.table.get(fence)
+        if attempt is None or attempt.grant is not None or attempt.ending:
+            return
+        self._ring(Bell("decode", attempt.uid, attempt.work.attempt))
+        self._at(_RING_AGAIN_S[min(attempt.rings, len(_RING_AGAIN_S) - 1)], partial(self._ring_decode, fence))
+        attempt.rings += 1
+
+    # compute
+
+    def _freed(self) -> None:
+        self._next_in_line()
+        super()._freed()
+
+    @staticmethod
+    def _computes(attempt: Attempt) -> bool:
+        return attempt.in_engine or (attempt.phase is Phase.COMPUTING and not attempt.ending)
+
+    def _engine_busy(self) -> bool:
+        return any(self._computes(attempt) for attempt in self.table.values())
+
+    def _next_in_line(self) -> None:
+        """Fill an empty engine with what one step takes, each as soon as the ledger knows that it enters."""
+        if not self._line or self._engine_busy():
+            return
+        budget = self.config.max_num_batched_tokens
+        while self._line:
+            fence = self._line[0]
+            attempt = self.table.get(fence)
+            if attempt is None or attempt.ending:
+                self._line.popleft()
+                continue
+            if attempt.num_tokens > budget and budget < self.config.max_num_batched_tokens:
+                return
+            self._line.popleft()
+            budget -= attempt.num_tokens
+            attempt.phase = Phase.COMPUTING
+            if attempt.stamped:
+                self._start(fence, attempt)
+            else:
+                self._ask(self._stamp(attempt, in_step=True), partial(self._stamped, fence, attempt))
+
+    def _stamp(self, attempt: Attempt, *, in_step: bool) -> Stamp:
+        return Stamp(attempt.uid, attempt.attempt, attempt.fence, self.config.incarnation, in_step)
+
+    def _stamped(self, fence: str, attempt: Attempt, answer: StampAnswer) -> None:
+        if attempt.ending:
+            return
+        if answer.status is StampStatus.OK:
+            attempt.stamped = True
+            self._start(fence, attempt)
+        else:
+            self._over(fence, attempt, answer.status.lower())
+
+    def _start(self, fence: str, attempt: Attempt) -> None:
+        attempt.in_engine = True
+        self._out.append(do.Start(fence, attempt.work, attempt.blocks, num_computed=0, one_token=True))
+
+    def _left_engine(self, fence: str, attempt: Attempt) -> None:
+        attempt.in_engine = False
+        self._free_if_over(fence, attempt)
+        self._next_in_line()
+
+    def _sampled(self, sample: on.Sample) -> None:
+        attempt = self.table.get(sample.key)
+        if attempt is None or not attempt.in_engine:
+            return
+        attempt.in_engine = False
+        if attempt.ending:
+            self._free_if_over(sample.key, attempt)
+        elif sample.error:
+            self._fail(sample.key, attempt, sample.failure, FailureReason.ENGINE_ERROR, sample.error)
+        elif sample.finish_reason is not None:
+            self._end_with(sample.key, attempt, sample.tokens, sample.finish_reason)
+        else:
+            self._log("prefilled", attempt, tokens=attempt.num_tokens, engine_ms=round(1000 * sample.engine_s))
+            self.pool.move(attempt.blocks, sample.key, BlockState.HELD)
+            attempt.token = sample.token
+            attempt.phase = Phase.COMPUTED
+            self._hand_over(sample.key, attempt)
+            if attempt.phase is Phase.COMPUTED:
+                # It may wait for long, and no step can hurt it any more. If this is lost, a loss counts as a failure.
+                self._ask(self._stamp(attempt, in_step=False), _whatever, tries=0)
+        self._next_in_line()
+
+    def _end_with(self, fence: str, attempt: Attempt, tokens: tuple[int, ...], finish: str) -> None:
+        """The first token ends the answer: tokens and end in one step (rule 8), no grant needed."""
+        attempt.ending = attempt.finishing = True
+        emit = self._emit(attempt, tokens, "length" if finish == "length" else "stop")
+        self._ask(emit, partial(self._ended, fence, attempt))
+
+    def _emit(self, attempt: Attempt, tokens: tuple[int, ...], finish: FinishReason | None = None) -> Emit:
+        incarnation = self.config.incarnation
+        return Emit(attempt.uid, attempt.attempt, attempt.fence, incarnation, attempt.index, tokens, finish)
+
+    def _ended(self, fence: str, attempt: Attempt, answer: EmitAnswer) -> None:
+        if answer.status in (EmitStatus.OK, EmitStatus.SAME):
+            self._over(fence, attempt, "finished")
+        else:
+            self._emit_refused(fence, attempt, answer)
+
+    def _emit_refused(self, fence: str, attempt: Attempt, answer: EmitAnswer) -> None:
+        if answer.status in (EmitStatus.DIFFERENT, EmitStatus.GAP):
+            detail = f"the ledger answers {answer.status} at index {attempt.index}"
+            self._fail(fence, attempt, FailureKind.FINAL, FailureReason.DIFFERENT_TOKENS, detail)
+        else:
+            self._over(fence, attempt, answer.status.lower())
+
+
+def _whatever(answer: StampAnswer | None) -> None:
+    """It is only a hint for a loss that may come."""
