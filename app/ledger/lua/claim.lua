@@ -54,7 +54,7 @@ set(r, 'state', r.state, 'fence', r.fence, 'owner', r.owner, 'lease', '', 'claim
   'waited', r.waited + now - r.queued_at, 'prefill_node', node.name, 'decode_node', '', 't:claimed', wall_ms(),
   'stamped', cmd.stamp and 1 or 0)
 hold_suspect(r, cmd.incarnation)
-redis.call('SET', P .. 'fence:' .. cmd.fence, uid, 'PX', CLOSED_TTL_MS)
+redis.call('SET', P .. 'fence:' .. cmd.fence, uid)
 redis.call('ZREM', P .. 'queue', uid)
 redis.call('ZREM', P .. 'rings', uid)
 redis.call('ZADD', P .. 'deadlines', now + r.first_token_timeout, uid)

@@ -6,7 +6,7 @@ from app.ledger.memory.ends import end_attempt, end_request
 from app.ledger.memory.lines import Pick, blocks, walk
 from app.ledger.memory.pairs import avoid
 from app.ledger.memory.records import append, hold_suspect, tell, work
-from app.ledger.memory.state import CLOSED_TTL_MS, PASSED_OVER_MS, Node, Record, Store
+from app.ledger.memory.state import PASSED_OVER_MS, Node, Record, Store
 from app.protocol.commands import (
     Claim,
     ClaimAnswer,
@@ -52,7 +52,6 @@ def claim(store: Store, command: Claim) -> ClaimAnswer:
     record.prefill_node, record.decode_node = node.info.name, ""
     record.timeline["claimed"] = store.wall
     store.fences[command.fence] = uid
-    store.expire(CLOSED_TTL_MS, "fences", command.fence)
     del store.queue[uid]
     store.rings.pop(uid, None)
     store.deadlines[uid] = store.time + record.limits.first_token_timeout_ms

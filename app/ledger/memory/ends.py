@@ -28,6 +28,7 @@ def let_go(store: Store, record: Record, unused_lease: LeaseState) -> None:
     close_lease(store, record, unused_lease)
     if record.owner:
         store.disown(record.owner, f"c:{record.uid}")
+        store.expire(CLOSED_TTL_MS, "fences", record.fence)
         drop_suspect(store, record, record.owner)
     for scores in (store.queue, store.waiters, store.deadlines, store.rings):
         scores.pop(record.uid, None)

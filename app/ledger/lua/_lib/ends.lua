@@ -18,6 +18,7 @@ local function let_go(r, unused_lease)
   close_lease(r, unused_lease or 'CANCELLED')
   if r.owner ~= '' then
     redis.call('ZREM', P .. 'owned:' .. r.owner, 'c:' .. r.uid)
+    redis.call('PEXPIRE', P .. 'fence:' .. r.fence, CLOSED_TTL_MS)
     drop_suspect(r, r.owner)
   end
   for _, zset in ipairs({ 'queue', 'waiters', 'deadlines', 'rings' }) do redis.call('ZREM', P .. zset, r.uid) end

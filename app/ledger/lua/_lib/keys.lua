@@ -25,7 +25,7 @@
 --   waiters         zset    PREFILLING uids that still need a decode lease, by admission number
 --   deadlines       zset    uid by the ledger ms at which its state times out
 --   rings           zset    QUEUED uids by the ledger ms of their next bell
---   fence:{fence}   string  uid claimed with this fence, so that a repeated claim finds it
+--   fence:{fence}   string  uid claimed with this fence, so that a repeated claim finds it; PEXPIRE only after the end
 --   lease:{id}      hash    uid, attempt, fence, node, state, blocks, at; PEXPIRE only after its end
 --   leases          zset    open lease ids by ledger ms of their reservation
 --   nodes           zset    incarnation by the ledger ms until which it counts as fresh; -1: declared dead
