@@ -1,10 +1,13 @@
-# make install | serve | test | lint | docs | tidy | clean
+# make install | serve | test | soak | mutants | lint | docs | tidy | clean
 #
 # serve takes options of `baton up`:   make serve ARGS="--prefill 1 --decode 2"
 # test takes options of pytest:        make test ARGS="-k lease"
+# soak takes a number of seeds:        make soak SEEDS=20000
+# mutants takes names of guards:       make mutants ARGS="emit-*" JOBS=2
 
 PYTHON ?= python3
 ARGS ?=
+SEEDS ?= 2000
 VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
@@ -21,10 +24,10 @@ ifneq ($(shell cat $(VENV)/.where 2>/dev/null),$(CURDIR))
 endif
 endif
 
-.PHONY: help install install-test serve test lint docs tidy clean
+.PHONY: help install install-test serve test soak mutants lint docs tidy clean
 
 help:
-	@sed -n '1,4p' Makefile | sed 's/^# \{0,1\}//'
+	@sed -n '1,6p' Makefile | sed 's/^# \{0,1\}//'
 
 install: $(INSTALLED)
 install-test: $(TESTABLE)
@@ -57,6 +60,15 @@ serve: $(INSTALLED)
 test: $(TESTABLE) lint
 	@echo "==> Tests"
 	@$(PY) -m pytest --ignore=tests/bench $(ARGS)
+
+# One process per core, or JOBS. Ends with an error if any seed breaks a promise; says how to replay it.
+soak: $(TESTABLE)
+	@echo "==> $(SEEDS) simulated clusters"
+	@$(PY) -m tests.sim.soak --seeds $(SEEDS) --jobs $(or $(JOBS),0) $(ARGS)
+
+mutants: $(TESTABLE)
+	@echo "==> Guards taken away, one at a time"
+	@$(PY) -m tests.mutants $(ARGS)
 
 lint: $(TESTABLE)
 	@echo "==> ruff, mypy, import rules, generated documentation"

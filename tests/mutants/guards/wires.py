@@ -1,0 +1,160 @@
+"""Guards of the wires: the link between nodes, the KV reader and mover, the ledger's connection, heartbeats."""
+
+from tests.mutants.mutant import Edit, Mutant
+
+_LINK = "tests/integration/test_link.py::"
+_SILENCE = "tests/integration/test_link_silence.py::"
+_KV = "tests/contract/kv/test_transport.py::"
+_SERVER = "tests/contract/ledger/test_server.py::"
+_MOVER = "tests/unit/test_mover.py::"
+_NOW = "tuple(int(pool.generations[block]) for block in job.blocks)"
+
+
+def _link(old: str, new: str) -> tuple[Edit, ...]:
+    return (Edit("app/link.py", old, new),)
+
+
+def _reader(old: str, new: str) -> tuple[Edit, ...]:
+    return (Edit("app/kv/reader.py", old, new),)
+
+
+def _connection(old: str, new: str) -> tuple[Edit, ...]:
+    return (Edit("app/ledger/connection.py", old, new),)
+
+
+WIRES = (
+    Mutant(
+        "link-incarnation",
+        "a restarted worker never acts on a message to its former life",
+        _link("if envelope.to != self.incarnation:", "if False:"),
+        (f"{_LINK}test_a_call_to_an_earlier_incarnation_is_refused_by_its_successor",),
+    ),
+    Mutant(
+        "link-expired",
+        "what a frozen peer reads after the deadline is not acted on",
+        _link("if envelope.boot == self._boot and envelope.deadline < time.monotonic():", "if False:"),
+        (f"{_LINK}test_what_a_frozen_peer_reads_after_the_deadline_is_not_acted_on",),
+    ),
+    Mutant(
+        "link-deadline",
+        "a call ends at its deadline",
+        _link(
+            "overdue = [number for number, call in peer.open.items() if call.deadline <= now]",
+            "overdue: list[int] = []",
+        ),
+        (f"{_LINK}test_a_call_without_an_answer_leaves_its_neighbours_on_the_same_link_alone",),
+        also=("Empty",),
+    ),
+    Mutant(
+        "link-retires-the-stuck",
+        "a connection that missed a deadline sends nothing more, and its calls end",
+        _link("if key is not None and (overdue or stuck):", "if False:"),
+        (f"{_SILENCE}test_a_call_that_waits_for_its_connection_ends_at_its_deadline_as_not_sent",),
+        also=("Empty",),
+    ),
+    Mutant(
+        "link-immediate",
+        "ZMQ never caches for a peer that is away",
+        _link("socket.setsockopt(zmq.IMMEDIATE, 1)", "socket.setsockopt(zmq.IMMEDIATE, 0)"),
+        (f"{_LINK}test_an_absent_peer_means_certainly_not_sent_and_soon",),
+    ),
+    Mutant(
+        "kv-generation",
+        "rule 6: a block in its next use is refused",
+        _reader("if found != generation:", "if False:"),
+        (
+            "tests/contract/kv/test_reuse_during_a_copy.py::test_the_generation_counts_as_it_is_after_the_copy",
+            f"{_KV}test_a_block_in_its_next_use_is_refused",
+        ),
+    ),
+    Mutant(
+        "kv-digest",
+        "rule 6: what was copied is what was committed, bit by bit",
+        _reader("if copied != expected:", "if False:"),
+        (f"{_KV}test_one_flipped_bit_is_refused",),
+    ),
+    Mutant(
+        "kv-incarnation",
+        "a pool of another process at the same place is not read",
+        _reader("if header.incarnation != location.incarnation:", "if False:"),
+        (f"{_KV}test_a_location_of_another_life_is_refused",),
+    ),
+    Mutant(
+        "kv-owner-lives",
+        "the memory of a dead node is not read, though it is still mapped",
+        _reader("or not cached.check_there():", ":"),
+        (f"{_KV}test_a_killed_owner_is_gone_and_leaves_nothing",),
+    ),
+    Mutant(
+        "kv-bounds",
+        "a COMMIT does not name blocks outside the pool",
+        _reader("if not 0 <= src < location.num_blocks:", "if False:"),
+        (f"{_KV}test_a_block_outside_the_pool_is_refused",),
+        also=("IndexError",),
+    ),
+    Mutant(
+        "seal-generation",
+        "rule 6: prefill commits only to blocks that are still its own",
+        (Edit("workers/mover.py", f"if {_NOW} != job.generations:", "if False:"),),
+        (f"{_MOVER}test_a_block_that_was_given_to_its_next_use_is_not_sealed",),
+    ),
+    Mutant(
+        "seal-order",
+        "rule 6: generations are read again after the digest, not before it",
+        (
+            Edit(
+                "workers/mover.py",
+                "digests = tuple(digest.hex()",
+                f"before = {_NOW}\n        digests = tuple(digest.hex()",
+            ),
+            Edit("workers/mover.py", f"if {_NOW} != job.generations:", "if before != job.generations:"),
+        ),
+        (f"{_MOVER}test_a_block_that_was_given_away_while_it_was_digested_is_not_sealed",),
+    ),
+    Mutant(
+        "no-silent-retries",
+        "rule 2: nothing is repeated behind the caller's back",
+        _connection("retry=Retry(NoBackoff(), 0)", "retry=Retry(NoBackoff(), 3)"),
+        ("tests/contract/ledger/test_no_retries.py::test_a_ledger_call_connects_once",),
+    ),
+    Mutant(
+        "unknown-is-unknown",
+        "rule 2: a write that was sent and not answered may have been applied",
+        _connection(
+            "replies.append(error if refused(error) else Lost(str(error)))",
+            "replies.append(error if refused(error) else LedgerUnavailable(str(error)))",
+        ),
+        (f"{_SERVER}test_a_frozen_server_leaves_a_write_unknown_and_the_write_may_land_later",),
+        also=("LedgerUnavailable",),
+    ),
+    Mutant(
+        "ledger-time-read-anew",
+        "rule 2: an idle process does not send writes that are late already",
+        _connection("if time.monotonic() - at > _STALE_AFTER_S:", "if False:"),
+        (f"{_SERVER}test_a_caller_that_was_idle_asks_for_the_time_before_it_writes",),
+    ),
+    Mutant(
+        "ledger-schema",
+        "data of another version are not touched",
+        _connection("if schema != str(SCHEMA):", "if False:"),
+        ("tests/contract/ledger/test_schema.py::test_data_of_another_version_are_refused_with_what_to_do",),
+    ),
+    Mutant(
+        "another-life-of-the-ledger",
+        "a restarted ledger is noticed: its run id has changed",
+        (Edit("app/heartbeat.py", "if answer.run_id != self._run_id:", "if False:"),),
+        ("tests/unit/test_heartbeat.py::test_a_restarted_ledger_is_noticed_once",),
+    ),
+    Mutant(
+        "heartbeat-of-the-forgotten",
+        "a node that the ledger does not know any more hears of it with its next heartbeat",
+        (Edit("app/heartbeat.py", "if answer.status is NodeStatus.UNKNOWN:", "if False:"),),
+        ("tests/unit/test_heartbeat.py::test_a_node_that_the_ledger_forgot_registers_again_by_itself",),
+    ),
+    Mutant(
+        "scan-by-every-node",
+        "beat and control workers may all be dead: every node scans if nobody has",
+        (Edit("app/heartbeat.py", "if self._registered.is_set() and time.monotonic() >= self._scan_at:", "if False:"),),
+        ("tests/unit/test_heartbeat.py::test_a_node_alone_scans_and_hands_the_bells_over",),
+    ),
+)

@@ -1,0 +1,28 @@
+"""Every guard that a promise rests on, by where it stands."""
+
+from tests.mutants.guards.admission import ADMISSION
+from tests.mutants.guards.attempts import ATTEMPTS
+from tests.mutants.guards.decode import DECODE
+from tests.mutants.guards.emitting import EMITTING
+from tests.mutants.guards.handing_over import HANDING_OVER
+from tests.mutants.guards.holding import HOLDING
+from tests.mutants.guards.losing import LOSING
+from tests.mutants.guards.prefill import PREFILL
+from tests.mutants.guards.recovering import RECOVERING
+from tests.mutants.guards.web import WEB
+from tests.mutants.guards.wires import WIRES
+from tests.mutants.mutant import Mutant
+
+ALL: tuple[Mutant, ...] = (
+    *ADMISSION,
+    *ATTEMPTS,
+    *EMITTING,
+    *HANDING_OVER,
+    *RECOVERING,
+    *LOSING,
+    *PREFILL,
+    *DECODE,
+    *HOLDING,
+    *WIRES,
+    *WEB,
+)
