@@ -132,9 +132,9 @@ def _admit(services: Services, asked: Asked, uid: str) -> AdmitAnswer:
         # By its key the client, told to try again, may attach to it: then only this connection is gone.
         farewell = Abort(uid, ADMISSION_UNKNOWN) if asked.key is None else Detach(uid, asked.watcher)
         services.node.say_farewell(farewell)
-        raise _unanswered("admission_unknown", asked, uid, error) from error
+        raise _away("admission_unknown", asked, uid, error) from error
     except LedgerError as error:
-        raise _unreachable("admission_unavailable", asked, uid, error) from error
+        raise _away("admission_unavailable", asked, uid, error) from error
     if answer.status is AdmitStatus.ADMITTED:
         sampling = asked.prepared.sampling
         log_event(
@@ -171,9 +171,9 @@ def _ask_attach(services: Services, asked: Asked, uid: str) -> AttachAnswer:
         return services.ledger.execute(Attach(uid, asked.watcher))
     except LedgerUnknown as error:
         services.node.say_farewell(Detach(uid, asked.watcher), error.not_after_ms)
-        raise _unanswered("attachment_unknown", asked, uid, error) from error
+        raise _away("attachment_unknown", asked, uid, error) from error
     except LedgerError as error:
-        raise _unreachable("attachment_unavailable", asked, uid, error) from error
+        raise _away("attachment_unavailable", asked, uid, error) from error
 
 
 def _record_of(asked: Asked, answer: AttachAnswer) -> SnapshotAnswer | None:
@@ -187,14 +187,10 @@ def _record_of(asked: Asked, answer: AttachAnswer) -> SnapshotAnswer | None:
     return record
 
 
-def _unanswered(what: str, asked: Asked, uid: str, error: LedgerError) -> ServiceUnavailable:
+def _away(what: str, asked: Asked, uid: str, error: LedgerError) -> ServiceUnavailable:
     log_event(logging.ERROR, what, request_id=asked.client_id, uid=uid, error=error)
-    return ServiceUnavailable("the ledger did not answer in time; try again", retry_after_s=1)
-
-
-def _unreachable(what: str, asked: Asked, uid: str, error: LedgerError) -> ServiceUnavailable:
-    log_event(logging.ERROR, what, request_id=asked.client_id, uid=uid, error=error)
-    return ServiceUnavailable("the ledger cannot be reached; try again", retry_after_s=1)
+    silent = "did not answer in time" if isinstance(error, LedgerUnknown) else "cannot be reached"
+    return ServiceUnavailable(f"the ledger {silent}; try again", retry_after_s=1)
 
 
 def _limits(settings: Settings, key: IdempotencyKey | None) -> Limits:

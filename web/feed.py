@@ -113,4 +113,4 @@ class Feed:
         if self._away_since is None:
             self._away_since = now
         if now - self._away_since >= OUTAGE_S:
-            raise ServiceUnavailable(f"the ledger has not answered for {now - self._away_since:.0f} s")
+            raise ServiceUnavailable(f"the ledger has not taken or answered a call for {now - self._away_since:.0f} s")

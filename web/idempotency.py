@@ -33,7 +33,7 @@ def read_key(body: Generation, fingerprint: str) -> IdempotencyKey | None:
         raise InvalidRequest(f"{HEADER} must be 1 to 255 printable ASCII characters", param=HEADER)
     return IdempotencyKey(
         scoped=_digest(request.headers.get("Authorization", ""), fingerprint, given),
-        body=_digest(request.path, body.model_dump(mode="json")),
+        body=_digest(request.path, body.model_dump(mode="json", exclude_defaults=True)),
     )
 
 

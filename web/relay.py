@@ -63,14 +63,14 @@ def relay(services: Services, job: Job, answer: Answer, client: Client) -> Gener
         outcome = {"outcome": "client_gone"}
         raise
     except Ended as end:
-        ended = True
+        # Detached all the same: the record may go on, where only this answer cannot.
         outcome = {"outcome": end.error.code, "error": end.error}
         raise end.error from None
     except ApiError as error:
         outcome = {"outcome": error.code, "error": error}
         raise
     finally:
-        level = logging.INFO if ended and answer.finish_reason else logging.WARNING
+        level = logging.INFO if ended else logging.WARNING
         log_event(
             level, "answered", request_id=job.client_id, uid=job.uid, **outcome, output_tokens=len(answer.token_ids)
         )

@@ -29,8 +29,6 @@ class _Question:
     then: Callable[[Any], None]
     tries: int
     """How often it is asked again before it is given up; 0: never, -1: without end."""
-    unanswered: Callable[[], None] | None = None
-    """Called when a try got no answer at all."""
     wait_s: float = _RETRY_FIRST_S
 
 
@@ -61,17 +59,10 @@ class Asking:
 
     # ledger questions
 
-    def _ask(
-        self,
-        command: Command,
-        then: Callable[[Any], None],
-        *,
-        tries: int = -1,
-        unanswered: Callable[[], None] | None = None,
-    ) -> None:
+    def _ask(self, command: Command, then: Callable[[Any], None], *, tries: int = -1) -> None:
         """Ask the ledger; ``then`` gets the answer. The same command is asked again until it is answered: every one
         is safe to repeat (rule 2), and LATE changed nothing. After ``tries`` repeats ``then`` gets None."""
-        self._send_question(_Question(command, then, tries, unanswered))
+        self._send_question(_Question(command, then, tries))
 
     def _send_question(self, question: _Question) -> None:
         self._tags += 1
@@ -94,8 +85,6 @@ class Asking:
         if question.wait_s == _RETRY_FIRST_S:  # once per outage, not once per try
             fields = {"command": question.command.name, "detail": event.detail}
             self._out.append(do.Log("no answer", getattr(question.command, "uid", ""), fields, "warning"))
-        if question.unanswered is not None:
-            question.unanswered()
         self._ask_again(question)
 
     def _ask_again(self, question: _Question) -> None:
@@ -127,6 +116,10 @@ class Asking:
             fields = {"message": call.message.kind, "reason": str(reply.reason), "detail": reply.detail}
             self._out.append(do.Log("refused", call.message.uid, fields, "warning"))
         self._out.append(do.ReplyTo(call.call_id, reply))
+
+    @staticmethod
+    def _whatever(outcome: object) -> None:
+        """What does not depend on its outcome."""
 
     # time
 

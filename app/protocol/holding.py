@@ -130,7 +130,7 @@ class Holding(Asking, ABC, Generic[H]):
     def _reconsider(self, key: str, held: H, given: HeldClaim | HeldLease) -> None:
         """What a role does about work that it holds and that the ledger gives it, once a second."""
 
-    def _failing(self, key: str, held: H, reason: str, detail: str) -> None:
+    def _failing(self, key: str, held: H, kind: FailureKind, reason: FailureReason, detail: str) -> None:
         """What else a role does when an attempt fails here."""
 
     # ends
@@ -142,7 +142,7 @@ class Holding(Asking, ABC, Generic[H]):
 
         ``hop``: it was the way between prefill and decode node that failed.
         """
-        self._failing(key, held, reason, detail)
+        self._failing(key, held, kind, reason, detail)
         held.ending = True
         held.overload = kind is FailureKind.OVERLOAD
         self._stop(key, held)

@@ -20,6 +20,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from app.protocol.commands import FailureKind
+from app.protocol.tables import FailureReason
 from app.schemas import Frozen, KVLocation
 
 Id = Annotated[str, Field(min_length=1, max_length=128)]
@@ -41,6 +43,12 @@ class Refusal(StrEnum):
     BLOCK_COUNT = "block_count"
     WRONG_ROLE = "wrong_role"
     HANDED_BACK = "handed_back"  # the attempt is being handed back: nobody's failure
+    NOT_YET = "not_yet"  # the ledger has not yet said whether this attempt is ours: ask again
+
+
+NOBODYS = frozenset({Refusal.HANDED_BACK, Refusal.UNKNOWN_ATTEMPT, Refusal.OTHER_LEASE, Refusal.INCARNATION})
+"""Refusals that are nobody's failure: the attempt was handed back; the ledger gave it to a node that does not hold it
+(a call applied late) or forgot that it had given it (a rollback); the process that held it is gone."""
 
 
 class HandoffMessage(Frozen):
@@ -85,11 +93,15 @@ class Activating(HandoffMessage):
 
 
 class PullResult(HandoffMessage):
-    """How the pull and activation of a commit ended. Prefill frees its blocks on either outcome."""
+    """How the pull and activation of a commit ended. Prefill frees its blocks on either outcome.
+
+    Unless ``activated``, ``failure`` says what that means for the request: both sides tell the ledger the same.
+    """
 
     kind: Literal["pull_result"] = "pull_result"
     activated: bool
-    reason: str = ""
+    failure: FailureKind = FailureKind.FAILURE
+    reason: FailureReason | None = None
     detail: str = ""
 
 

@@ -338,3 +338,22 @@ def test_halves_of_a_character_and_of_a_stop_string_join_over_the_place_of_attac
     go_on.set()
     assert joined(read_rest(first)) == joined(read_rest(second)) == "a STé "
     assert joined(read_rest(start(rig, stop="STOP"))) == "a STé "
+
+
+def test_an_answer_that_cannot_go_on_leaves_nobody_computing_it(make_rig: MakeRig) -> None:
+    held = Held()
+    rig = make_rig(script=held)
+    stream = rig.complete("r1", stream=True, buffered=False)
+    rig.wait_state("r1", "DECODING")
+    wait_for(lambda: bool(records(rig)[0].tokens))
+    events = stream.iter_encoded()
+    next(events)
+    ledger: Any = rig.ledger
+    for record in ledger.store.records.values():  # as if a rolled-back ledger had been filled with another answer
+        record.tokens[0] = (record.tokens[0] + 1) % 200
+    rig.services.node.mailboxes.wake_all()
+    assert b"different_tokens" in b"".join(events)
+    stream.close()
+    wait_for(lambda: rig.state("r1") == "ABORTED")
+    held.go_on.set()
+    rig.check_all_given_back()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.ledger.memory.records import drop_suspect, tell
-from app.ledger.memory.state import CLOSED_TTL_MS, Record, Store
+from app.ledger.memory.state import CLOSED_TTL_MS, MOST_OVERLOADS, Record, Store
 from app.protocol.commands import AbortStatus, Event, FailStatus, FailureKind, Watcher
 from app.protocol.tables import LeaseState, RequestState, step_lease, step_request
 from app.schemas import FinishReason
@@ -85,6 +85,8 @@ def end_attempt(
     unused_lease: LeaseState = LeaseState.CANCELLED,
 ) -> FailStatus:
     """The only way an attempt ends without ending its request well."""
+    if kind is FailureKind.OVERLOAD and _handed_round(record):
+        kind = FailureKind.FAILURE
     if kind is FailureKind.FAILURE:
         record.failures += 1
     out_of_attempts = kind is FailureKind.FAILURE and record.failures >= record.limits.max_attempts
@@ -100,6 +102,14 @@ def end_attempt(
     store.deadlines[record.uid] = store.time + record.limits.queue_timeout_ms - record.waited
     store.rings[record.uid] = store.time
     return FailStatus.REQUEUED
+
+
+def _handed_round(record: Record) -> bool:
+    """Count an overload; whether the request has had too many in a row without getting a token."""
+    have = len(record.tokens)
+    record.overloads = record.overloads + 1 if record.overload_at == have else 1
+    record.overload_at = have
+    return record.overloads > MOST_OVERLOADS
 
 
 def unwatch(store: Store, record: Record, watcher: Watcher, code: str) -> AbortStatus:

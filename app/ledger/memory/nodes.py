@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.ledger.memory.recovery import declare_dead, remove_node
-from app.ledger.memory.state import Node, Store, ranked
+from app.ledger.memory.state import WALK, Node, Store, ranked
 from app.protocol.commands import (
     Cluster,
     ClusterAnswer,
@@ -115,11 +115,11 @@ def holdings(store: Store, command: Holdings) -> HoldingsAnswer:
 
 
 def _head(store: Store, node: Node) -> int | None:
-    """Admission number of the oldest QUEUED request; None if it is a second suspect, which does not come here."""
-    uid = next(iter(ranked(store.queue, limit=1)), None)
-    if uid is None or (node.suspect and store.records[uid].suspect):
-        return None
-    return store.queue[uid]
+    """Admission number of the oldest QUEUED request that may come here: a second suspect does not."""
+    for uid in ranked(store.queue, limit=WALK if node.suspect else 1):
+        if not (node.suspect and store.records[uid].suspect):
+            return store.queue[uid]
+    return None
 
 
 def cluster(store: Store, command: Cluster) -> ClusterAnswer:

@@ -19,6 +19,7 @@ PER_KIND = 128
 CLOSED_TTL_MS = 600_000
 STONE_MS = 600_000
 MOST_LOSSES = 5
+MOST_OVERLOADS = 30
 SUSPECT_TOKENS = 16
 AVOID_MS = 2000
 AVOID_DOUBLINGS = 2
@@ -62,6 +63,8 @@ class Record:
     key: IdempotencyKey | None = None
     stamped: bool = False
     losses: int = 0
+    overloads: int = 0
+    overload_at: int = 0
     suspect: int = 0
     shunned: str = ""
     shunned_until: int = 0

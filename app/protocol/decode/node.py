@@ -110,9 +110,9 @@ class DecodeNode(Receiving):
 
     # holdings and drain
 
-    def _failing(self, key: str, held: Lease, reason: str, detail: str) -> None:
+    def _failing(self, key: str, held: Lease, kind: FailureKind, reason: FailureReason, detail: str) -> None:
         if held.phase in (Phase.PULLING, Phase.ACTIVATING):
-            self._tell_prefill(key, held, reason, detail)
+            self._tell_not_activated(key, held, kind, reason, detail)
 
     def _decides_itself(self, held: Lease) -> bool:
         return held.ending or (held.finish is not None and held.emitting)

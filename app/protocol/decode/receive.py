@@ -19,13 +19,9 @@ from app.protocol.commands import (
     ReserveStatus,
 )
 from app.protocol.decode.lease import Lease, Phase
-from app.protocol.messages import ACCEPTED, Activating, Commit, Grant, PullResult, Refusal, Reply, refused
+from app.protocol.messages import ACCEPTED, NOBODYS, Activating, Commit, Grant, PullResult, Refusal, Reply, refused
 from app.protocol.node import LOOK_TRIES, Node
 from app.protocol.tables import BlockState, FailureReason
-
-_NOBODYS = frozenset({Refusal.HANDED_BACK, Refusal.UNKNOWN_ATTEMPT, Refusal.OTHER_LEASE})
-"""Refusals of a GRANT that are nobody's failure: the attempt was handed back; the ledger gave it to a node that does
-not hold it (its claim was applied late, or is not answered yet); the ledger forgot an earlier lease (a rollback)."""
 
 
 class Receiving(Node[Lease]):
@@ -74,22 +70,20 @@ class Receiving(Node[Lease]):
             self._fail(lease_id, lease, FailureKind.OVERLOAD, FailureReason.DRAINING)
             return
         self._log("granting", lease, lease=lease_id, blocks=answer.blocks)
+        self._grant(lease_id, lease)
+        self._work_answered(bell, True)
+
+    def _grant(self, lease_id: str, lease: Lease) -> None:
         grant = Grant(
-            uid=answer.uid,
-            attempt=answer.attempt,
-            fence=answer.fence,
+            uid=lease.uid,
+            attempt=lease.attempt,
+            fence=lease.fence,
             lease_id=lease_id,
             decode_incarnation=self.config.incarnation,
             decode_address=self.config.address,
         )
-        self._call(
-            answer.prefill_address,
-            answer.prefill_incarnation,
-            grant,
-            self.config.link_timeout_s,
-            partial(self._grant_ended, lease_id, lease),
-        )
-        self._work_answered(bell, True)
+        ended = partial(self._grant_ended, lease_id, lease)
+        self._call(lease.prefill_address, lease.prefill_incarnation, grant, self.config.link_timeout_s, ended)
 
     def _grant_ended(self, lease_id: str, lease: Lease, ended: on.CallEnded) -> None:
         if lease.ending or lease.phase is not Phase.GRANTING:
@@ -97,9 +91,11 @@ class Receiving(Node[Lease]):
         if ended.reply is None:
             reason = FailureReason.GRANT_UNACKNOWLEDGED
             self._fail(lease_id, lease, FailureKind.FAILURE, reason, ended.detail, hop=True)
+        elif ended.reply.reason is Refusal.NOT_YET:
+            self._grant(lease_id, lease)  # prefill took its time before it said so
         elif not ended.reply.accepted:
             detail = f"{ended.reply.reason} {ended.reply.detail}".strip()
-            kind = FailureKind.OVERLOAD if ended.reply.reason in _NOBODYS else FailureKind.FAILURE
+            kind = FailureKind.OVERLOAD if ended.reply.reason in NOBODYS else FailureKind.FAILURE
             self._fail(lease_id, lease, kind, FailureReason.GRANT_REFUSED, detail, hop=True)
         else:
             lease.phase = Phase.GRANTED
@@ -167,21 +163,24 @@ class Receiving(Node[Lease]):
                 lease.commit.token,
                 committed_ago_ms=round(1000 * (self._now - lease.committed_at)),
             )
-            silent = partial(self._activation_unanswered, lease_id, lease)
-            self._ask(activate, partial(self._activated, lease_id, lease), unanswered=silent)
+            self._ask(activate, partial(self._activated, lease_id, lease))
+            self._at(self.config.link_timeout_s / 2, partial(self._still_activating, lease_id, lease))
 
-    def _activation_unanswered(self, lease_id: str, lease: Lease) -> None:
-        """The ledger is silent: prefill must not take that for our silence."""
-        if not lease.ending:
+    def _still_activating(self, lease_id: str, lease: Lease) -> None:
+        """The ledger is silent: prefill must not take that for our silence. Goes on until the ledger has answered, at
+        the latest that the attempt's ``first_token_timeout`` has ended it."""
+        if not lease.ending and lease.phase is Phase.ACTIVATING:
             message = Activating(uid=lease.uid, attempt=lease.attempt, fence=lease.fence, lease_id=lease_id)
             self._tell(lease, message)
+            self._at(self.config.link_timeout_s, partial(self._still_activating, lease_id, lease))
 
     def _activated(self, lease_id: str, lease: Lease, answer: ActivateAnswer) -> None:
         if lease.ending or lease.commit is None:
             return
         if answer.status is not ActivateStatus.ACTIVATED or answer.work is None:
             if answer.status is ActivateStatus.FENCED:
-                self._tell_prefill(lease_id, lease, "fenced")
+                # It is over in some other way; or a rollback has forgotten our lease: nobody's failure.
+                self._tell_not_activated(lease_id, lease, FailureKind.OVERLOAD, FailureReason.HANDED_BACK, "fenced")
                 self._over(lease_id, lease, "fenced")
             else:
                 detail = f"activate answers {answer.status} at index {lease.commit.index}"
@@ -197,26 +196,17 @@ class Receiving(Node[Lease]):
         lease.told_length = len(lease.output)
         lease.phase = Phase.RUNNING
         self._log("activated", lease, lease=lease_id)
-        self._tell_prefill(lease_id, lease, "")
+        named = {"uid": lease.uid, "attempt": lease.attempt, "fence": lease.fence, "lease_id": lease_id}
+        self._tell(lease, PullResult(**named, activated=True))
         self._enter_engine(lease_id, lease)
 
-    def _tell_prefill(self, lease_id: str, lease: Lease, reason: str, detail: str = "") -> None:
-        """Tell prefill how its COMMIT ended. If this is lost, prefill asks the ledger when its deadline passes."""
-        result = PullResult(
-            uid=lease.uid,
-            attempt=lease.attempt,
-            fence=lease.fence,
-            lease_id=lease_id,
-            activated=not reason,
-            reason=reason,
-            detail=detail,
-        )
-        self._tell(lease, result)
+    def _tell_not_activated(
+        self, lease_id: str, lease: Lease, failure: FailureKind, reason: FailureReason, detail: str
+    ) -> None:
+        named = {"uid": lease.uid, "attempt": lease.attempt, "fence": lease.fence, "lease_id": lease_id}
+        self._tell(lease, PullResult(**named, activated=False, failure=failure, reason=reason, detail=detail))
 
     def _tell(self, lease: Lease, message: Activating | PullResult) -> None:
+        """Tell prefill how its COMMIT goes. If this is lost, prefill asks the ledger when its deadline passes."""
         timeout_s = self.config.link_timeout_s
-        self._call(lease.prefill_address, lease.prefill_incarnation, message, timeout_s, _whatever)
-
-
-def _whatever(ended: on.CallEnded) -> None:
-    """Prefill asks the ledger where it does not hear from us."""
+        self._call(lease.prefill_address, lease.prefill_incarnation, message, timeout_s, self._whatever)

@@ -26,7 +26,6 @@ from app.protocol.commands import (
     Stamp,
     StampAnswer,
     StampStatus,
-    Work,
 )
 from app.protocol.holding import NodeConfig
 from app.protocol.node import LOOK_TRIES, Node
@@ -97,24 +96,14 @@ class Computing(Node[Attempt]):
             stamped=claim.stamp,
         )
         self._log("claimed", attempt, blocks=num_blocks)
-        finish = self._already_ended(work)
         if self.draining:  # asked before the drain, answered after it
             self._fail(fence, attempt, FailureKind.OVERLOAD, FailureReason.DRAINING)
-        elif finish:
-            self._end_with(fence, attempt, (), finish)
         else:
             self._line.append(fence)
             self._next_in_line()
             if work.sampling.max_tokens - attempt.index > 1:
                 self._ring_decode(fence)
         self._work_answered(bell, True)
-
-    def _already_ended(self, work: Work) -> str:
-        """A resumed attempt whose tokens already end the answer (their end was lost in a rollback)."""
-        if len(work.output_ids) >= work.sampling.max_tokens:
-            return "length"
-        ended = bool(work.output_ids) and work.output_ids[-1] in self.config.eos_token_ids
-        return "stop" if ended and not work.sampling.ignore_eos else ""
 
     def _ring_decode(self, fence: str) -> None:
         """Ring until a grant is held: 1, 2, 4, then every 4 s."""
@@ -199,13 +188,13 @@ class Computing(Node[Attempt]):
             self._hand_over(sample.key, attempt)
             if attempt.phase is Phase.COMPUTED:
                 # It may wait for long, and no step can hurt it any more. If this is lost, a loss counts as a failure.
-                self._ask(self._stamp(attempt, in_step=False), _whatever, tries=0)
+                self._ask(self._stamp(attempt, in_step=False), self._whatever, tries=0)
         self._next_in_line()
 
-    def _end_with(self, fence: str, attempt: Attempt, tokens: tuple[int, ...], finish: str) -> None:
+    def _end_with(self, fence: str, attempt: Attempt, tokens: tuple[int, ...], finish: FinishReason) -> None:
         """The first token ends the answer: tokens and end in one step (rule 8), no grant needed."""
         attempt.ending = attempt.finishing = True
-        emit = self._emit(attempt, tokens, "length" if finish == "length" else "stop")
+        emit = self._emit(attempt, tokens, finish)
         self._ask(emit, partial(self._ended, fence, attempt))
 
     def _emit(self, attempt: Attempt, tokens: tuple[int, ...], finish: FinishReason | None = None) -> Emit:
@@ -224,7 +213,3 @@ class Computing(Node[Attempt]):
             self._fail(fence, attempt, FailureKind.FINAL, FailureReason.DIFFERENT_TOKENS, detail)
         else:
             self._over(fence, attempt, answer.status.lower())
-
-
-def _whatever(answer: StampAnswer | None) -> None:
-    """It is only a hint for a loss that may come."""

@@ -8,7 +8,18 @@ from functools import partial
 from app.protocol import effects as do
 from app.protocol import events as on
 from app.protocol.commands import EmitAnswer, EmitStatus, FailureKind, HeldClaim, HeldLease, HoldingsAnswer
-from app.protocol.messages import ACCEPTED, Activating, Commit, Grant, Message, PullResult, Refusal, Reply, refused
+from app.protocol.messages import (
+    ACCEPTED,
+    NOBODYS,
+    Activating,
+    Commit,
+    Grant,
+    Message,
+    PullResult,
+    Refusal,
+    Reply,
+    refused,
+)
 from app.protocol.prefill.attempt import Attempt, Phase
 from app.protocol.prefill.compute import Computing
 from app.protocol.tables import FailureReason
@@ -41,7 +52,7 @@ class PrefillNode(Computing):
         """The ledger keeps us waiting: decode must not take that for a lost message."""
         if call in self._early:
             self._early.remove(call)
-            self._reply(call, refused(Refusal.UNKNOWN_ATTEMPT, "the claim is not answered yet"))
+            self._reply(call, refused(Refusal.NOT_YET, "the claim is not answered"))
 
     def _known(self, message: Message) -> Attempt | Reply:
         attempt = self.table.get(message.fence)
@@ -77,7 +88,7 @@ class PrefillNode(Computing):
     def _first_token_told(self, fence: str, attempt: Attempt, answer: EmitAnswer | None) -> None:
         if attempt.ending:
             return
-        if answer is None or answer.status in (EmitStatus.OK, EmitStatus.SAME, EmitStatus.LATE):
+        if answer is None or answer.status in (EmitStatus.OK, EmitStatus.SAME):
             attempt.first_token_told = True
             self._commit(fence, attempt)
         else:
@@ -139,14 +150,14 @@ class PrefillNode(Computing):
             self._fail(fence, attempt, FailureKind.FAILURE, reason, ended.detail, hop=True)
         elif not ended.reply.accepted:
             detail = f"{ended.reply.reason} {ended.reply.detail}".strip()
-            kind = FailureKind.OVERLOAD if ended.reply.reason is Refusal.HANDED_BACK else FailureKind.FAILURE
+            kind = FailureKind.OVERLOAD if ended.reply.reason in NOBODYS else FailureKind.FAILURE
             self._fail(fence, attempt, kind, FailureReason.COMMIT_REFUSED, detail, hop=True)
         else:
             attempt.phase = Phase.COMMITTED
             self._await_pull(fence, attempt)
 
     def _await_pull(self, fence: str, attempt: Attempt) -> None:
-        """Longer than decode's own deadline, so that decode's answer comes first."""
+        """Longer than any pull that is worth waiting for, and than decode takes to say that it is still activating."""
         attempt.patience += 1
         patience_s = self.config.pull_timeout_s(len(attempt.blocks)) + self.config.link_timeout_s
         self._at(patience_s, partial(self._pull_overdue, fence, attempt, attempt.patience))
@@ -182,9 +193,8 @@ class PrefillNode(Computing):
         if result.activated:
             self._over(result.fence, attempt, "handed over")
         else:  # decode fails the attempt with its lease; so do we: whoever comes first
-            detail = f"{result.reason} {result.detail}".strip()
-            kind = FailureKind.OVERLOAD if result.reason == FailureReason.DRAINING else FailureKind.FAILURE
-            self._fail(result.fence, attempt, kind, FailureReason.PULL_FAILED, detail, hop=True)
+            reason = result.reason or FailureReason.PULL_FAILED
+            self._fail(result.fence, attempt, result.failure, reason, result.detail, hop=True)
         return ACCEPTED
 
     # holdings and drain

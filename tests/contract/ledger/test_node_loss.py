@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from app.protocol.commands import AbortStatus, ClaimStatus, FailureKind, Holdings, ReserveStatus, StampStatus
+from app.protocol.commands import (
+    AbortStatus,
+    ClaimStatus,
+    FailStatus,
+    FailureKind,
+    Holdings,
+    ReserveStatus,
+    StampStatus,
+)
 from tests.contract.ledger.support import World
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -157,6 +165,25 @@ def test_a_loss_that_counted_is_none_of_the_five(world: World) -> None:
     assert (fate(world), world.dump()["records"]["u"]["losses"]) == (("QUEUED", 6, 1), 4)
 
 
+def test_a_request_that_is_handed_round_without_a_token_comes_to_an_end(world: World) -> None:
+    world.admit("u", max_attempts=2)
+    for attempt in range(1, 32):
+        world.work(f"f{attempt}", "u")
+        world.fail("u", fence=f"f{attempt}", attempt=attempt, kind=FailureKind.OVERLOAD)
+        assert fate(world) == ("QUEUED", attempt + 1, attempt // 31)
+    world.work("f32", "u")
+    assert world.fail("u", fence="f32", attempt=32, kind=FailureKind.OVERLOAD).status is FailStatus.FAILED
+
+
+def test_a_token_begins_the_count_of_overloads_anew(world: World) -> None:
+    world.admit("u", max_attempts=1, max_tokens=100)
+    for attempt in range(1, 100):
+        world.work(f"f{attempt}", "u")
+        if attempt % 30 == 0:
+            world.emit("u", attempt // 30 - 1, 7, fence=f"f{attempt}", attempt=attempt)
+        assert world.fail("u", fence=f"f{attempt}", attempt=attempt, kind=FailureKind.OVERLOAD).status == "REQUEUED"
+
+
 @pytest.mark.parametrize("how", ["claim", "lease"])
 def test_a_node_gets_no_second_suspect(world: World, how: str) -> None:
     for uid in ("s1", "s2"):
@@ -274,3 +301,14 @@ def test_nobody_need_make_room_for_a_second_suspect(world: World) -> None:
     world.work("f3", "third")
     claims = {claim.uid: claim.older_waits for claim in world.do(Holdings("p")).claims}
     assert claims == {"second": False, "third": False}
+
+
+def test_a_second_suspect_hides_no_older_request_behind_it(world: World) -> None:
+    suspect(world, "first")
+    suspect(world, "second")
+    world.admit("third")
+    world.admit("fourth")
+    world.work("f2", "second")
+    world.work("f4", "fourth")
+    claims = {claim.uid: claim.older_waits for claim in world.do(Holdings("p")).claims}
+    assert claims == {"second": False, "fourth": True}

@@ -90,6 +90,7 @@ class TwinWorld(World):
             "failures": record.failures,
             "waited": record.waited,
             "losses": record.losses,
+            "overloads": record.overloads,
             "suspect": record.suspect,
             "stamped": int(record.stamped),
             "grace": record.limits.grace_ms,
@@ -172,7 +173,8 @@ class ValkeyWorld(World):
             return {key.removeprefix(kind): value for key, value in found.items() if key.startswith(kind)}
 
         def record(uid: str, fields: dict[str, str]) -> Dump:
-            numbers = ("attempt", "failures", "waited", "losses", "suspect", "stamped", "grace", "dedup_window")
+            numbers = ("attempt", "failures", "waited", "losses", "overloads", "suspect", "stamped", "grace")
+            numbers += ("dedup_window",)
             return {
                 **{name: fields[name] for name in ("state", "fence", "owner", "lease", "client")},
                 **{name: int(fields.get(name, 0)) for name in numbers},

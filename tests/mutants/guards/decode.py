@@ -34,8 +34,17 @@ DECODE = (
     Mutant(
         "grant-refusal-is-nobodys",
         "what the ledger gave to a node that does not hold it is nobody's failure",
-        _decode("kind = FailureKind.OVERLOAD if ended.reply.reason in _NOBODYS else", "kind ="),
-        (f"{_HANDOFF}test_a_claim_that_was_applied_late_does_not_cost_the_request_its_only_attempt",),
+        _decode("kind = FailureKind.OVERLOAD if ended.reply.reason in NOBODYS else", "kind ="),
+        (
+            f"{_FAILURE}test_a_peer_that_has_started_anew_is_nobodys_failure",
+            f"{_FAILURE}test_a_lease_that_the_ledger_forgot_is_nobodys_failure",
+        ),
+    ),
+    Mutant(
+        "grant-not-yet",
+        "a GRANT that came before the answer to the claim is sent again, not a reason to begin anew",
+        _decode("elif ended.reply.reason is Refusal.NOT_YET:", "elif False:"),
+        (f"{_FAILURE}test_claims_that_are_always_answered_late_make_no_request_go_round_and_round",),
     ),
     Mutant(
         "commit-uid",
@@ -86,8 +95,8 @@ DECODE = (
         "activating-is-said",
         "decode says that it waits for the ledger, so that prefill does not give it up",
         _decode(
-            "self._ask(activate, partial(self._activated, lease_id, lease), unanswered=silent)",
-            "self._ask(activate, partial(self._activated, lease_id, lease))",
+            "self._at(self.config.link_timeout_s / 2, partial(self._still_activating, lease_id, lease))",
+            "pass",
         ),
         (f"{_FAILURE}test_a_ledger_that_is_silent_to_decode_during_activation_is_nobodys_failure",),
     ),

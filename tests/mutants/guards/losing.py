@@ -58,6 +58,13 @@ LOSING = (
         tests=(f"{_LOSS}test_from_the_fifth_loss_in_its_life_on_a_bystander_fails_too",),
     ),
     ledger(
+        "overloads-end",
+        "a request ends however often it is handed round without getting a token",
+        lua=(lua("if kind == 'overload' and handed_round(r) then", "if false then"),),
+        twin=(twin("if kind is FailureKind.OVERLOAD and _handed_round(record):", "if False:"),),
+        tests=(f"{_LOSS}test_a_request_that_is_handed_round_without_a_token_comes_to_an_end",),
+    ),
+    ledger(
         "stamp-per-claim",
         "a stamp is of one attempt",
         lua=(lua("'stamped', cmd.stamp and 1 or 0)", "'claimed_stamp', cmd.stamp and 1 or 0)"),),

@@ -35,6 +35,23 @@ PREFILL = (
         (f"{_FAILURE}test_a_grant_that_waits_for_a_slow_claim_is_nobodys_failure",),
     ),
     Mutant(
+        "commit-refusal-is-nobodys",
+        "a lease that a rollback forgot, or whose process is gone, is nobody's failure",
+        _prefill("kind = FailureKind.OVERLOAD if ended.reply.reason in NOBODYS else", "kind ="),
+        (
+            f"{_FAILURE}test_a_lease_that_the_ledger_forgot_is_nobodys_failure_whoever_finds_out",
+            f"{_FAILURE}test_a_peer_that_has_started_anew_is_nobodys_failure",
+        ),
+    ),
+    Mutant(
+        "pull-result-says-what-it-means",
+        "what no retry heals is final whichever side tells the ledger first",
+        _prefill("attempt, result.failure, reason", "attempt, FailureKind.FAILURE, reason"),
+        (
+            "tests/unit/protocol/test_engine_outcomes.py::test_what_no_retry_heals_is_final_whichever_side_tells_the_ledger_first",
+        ),
+    ),
+    Mutant(
         "grant-uid",
         "a message is taken for the attempt that it names only: uid",
         _prefill("attempt is None or attempt.uid != message.uid or", "attempt is None or"),
@@ -127,7 +144,7 @@ PREFILL = (
     Mutant(
         "stamp-after-step",
         "what waits for a grant is not blamed for its node",
-        _prefill("self._ask(self._stamp(attempt, in_step=False), _whatever, tries=0)", "pass"),
+        _prefill("self._ask(self._stamp(attempt, in_step=False), self._whatever, tries=0)", "pass"),
         (f"{_FAILURE}test_a_computed_prompt_that_waits_for_a_grant_is_not_blamed_for_its_node",),
     ),
     Mutant(

@@ -1,26 +1,24 @@
-"""Prefill and decode machines over the memory twin, on a virtual clock, with an engine that reads what its blocks hold.
+"""A world of the simulation in which nothing is left to chance, and handles by which a test says what goes wrong.
 
-A token is a hash of the token ids found in the sequence's blocks plus the last one, so KV that is not the request's
-own shows as a wrong token. Faults are injected by replacing ``deliver`` and ``ledger_fault``.
+Prefill nodes p0, p1, …, decode nodes d0, d1, … (the first life of each has its name as incarnation), one web process.
+What a test hands over or asks for by itself happens at once; everything else as in ``tests.sim``.
 """
 
 from __future__ import annotations
 
-import hashlib
-import heapq
-import itertools
-import json
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
-from app.errors import LedgerUnknown
-from app.ledger.memory import MemoryLedger
+from app.errors import LedgerError
+from app.ledger.memory.state import Store
 from app.protocol import effects as do
 from app.protocol import events as on
-from app.protocol.blocks import BlockPool
 from app.protocol.commands import (
     Admit,
-    AdmitAnswer,
+    AdmitStatus,
     Bell,
     Command,
     Heartbeat,
@@ -31,311 +29,404 @@ from app.protocol.commands import (
     SnapshotAnswer,
     Watcher,
 )
-from app.protocol.decode import DecodeNode
-from app.protocol.holding import NodeConfig
-from app.protocol.messages import Message
-from app.protocol.prefill import PrefillNode
-from app.protocol.tables import DECODE_BLOCK_STEPS, PREFILL_BLOCK_STEPS
-from app.schemas import Gauges, KVLocation, NodeInfo, SamplingParams
+from app.protocol.messages import Message, Reply
+from app.protocol.tables import TERMINAL
+from app.schemas import NodeInfo, SamplingParams
+from tests.sim import model
+from tests.sim.engine import Chunk, Engine, Sequence
+from tests.sim.fates import FINE, ON_TIME, CallFate, Delays
+from tests.sim.faults import Faults
+from tests.sim.invariants import Checker
+from tests.sim.ledger_client import Results
+from tests.sim.mover import Mover
+from tests.sim.node import KVNode, Role
+from tests.sim.pace import Pace, Slowness
+from tests.sim.process import Process
+from tests.sim.scenario import Scenario, Shape
+from tests.sim.times import Times
+from tests.sim.wires import Link
+from tests.sim.world import World
 
-BLOCK = 4
-EOS = 0
+BLOCK = model.BLOCK_TOKENS
+EOS = model.EOS
 TICK = 0.001
 STEP = 0.01
 LIMITS = Limits(
     max_attempts=3, max_queued=100, queue_timeout_ms=60_000, first_token_timeout_ms=20_000, record_ttl_ms=600_000
 )
-
-
-def next_token(context: tuple[int, ...]) -> int:
-    """The model: 1..996, or EOS about once in 50 tokens."""
-    number = int.from_bytes(hashlib.blake2b(json.dumps(context).encode(), digest_size=4).digest(), "big")
-    return EOS if number % 50 == 0 else number % 997
+_SEED = 1
+_WEB = NodeInfo(incarnation="w", role="web", name="w", pid=1, host="h")
+"""Watches all requests; nobody reads its events."""
+_BUDGET = 512
+_EMIT_BUFFER = 6
+_SIGNS_OF_LIFE = (Heartbeat, Register, Scan)
 
 
 def reference(prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
     """The answer of an undisturbed run, computed without any of the code under test."""
-    answer: tuple[int, ...] = ()
-    while len(answer) < max_tokens and (not answer or answer[-1] != EOS):
-        answer += (next_token(prompt + answer),)
-    return answer
+    return model.reference(prompt, _SEED, max_tokens, False)
 
 
-@dataclass
-class Running:
-    job: do.Start
-    tokens: list[int]
+class SteadyPace(Pace):
+    """Everything takes the same time always; who is served among equals goes round."""
+
+    def __init__(self) -> None:
+        super().__init__(0, Slowness())
+        self._turn = 0
+        self.choose = self._next
+
+    def _next(self, count: int) -> int:
+        self._turn += 1
+        return self._turn % count
+
+    def network(self) -> float:
+        return TICK
+
+    def thread(self) -> float:
+        return 0.0
+
+    def step(self, num_tokens: int) -> float:
+        return STEP
+
+    def block(self) -> float:
+        return TICK / 4
 
 
-@dataclass
+class Hooks(Faults):
+    """Nothing goes wrong but what the test says."""
+
+    def __init__(self, cluster: Cluster, world: World) -> None:
+        super().__init__(world, 0, {})
+        self._cluster = cluster
+
+    def coin(self) -> bool:
+        return False
+
+    def ledger_call(self, who: str, commands: Any) -> CallFate:
+        (command,) = commands
+        fault = "" if isinstance(command, _SIGNS_OF_LIFE) else self._cluster.ledger_fault(command)
+        if not fault:
+            return FINE
+        return CallFate(None if fault == "lost" else 0.0, 0, 3 * TICK)
+
+    def message(self, message: Message) -> Delays:
+        return () if self._cluster.lose_message(message) else ON_TIME
+
+    def bell(self, bell: Bell) -> Delays:
+        return () if bell.uid and self._cluster.lose_bell(bell) else ON_TIME
+
+
+class Unchecked(Checker):
+    """These tests say themselves what must hold, and some of them write into the ledger."""
+
+    def applied(self, command: Command, answer: Any, not_after_ms: int) -> None:
+        """Nothing is concluded from it."""
+
+    def told(self, web: str, event: Any) -> None:
+        """Nothing is concluded from it."""
+
+
+class HandledEngine(Engine):
+    """Asks its runner when a step is over."""
+
+    process: Node
+
+    def _step_ends(self, chunks: list[Chunk]) -> None:
+        self.process.runner.chunks = chunks
+        self.process.runner.step()
+
+
+class HandledMover(Mover):
+    """Asks its runner to do its jobs, each as soon as it comes: a test may keep one for ever."""
+
+    process: Node
+
+    def put(self, job: do.Seal | do.Pull) -> None:
+        self.after(TICK, self._do, job)
+
+    def _do(self, job: do.Seal | do.Pull) -> None:
+        if isinstance(job, do.Seal):
+            self.process.runner.seal(job)
+        else:
+            self.process.runner.pull(job)
+
+
+class HandledLink(Link):
+    """May lose the acknowledgement of one kind of message."""
+
+    process: Node
+
+    def __init__(self, node: Node) -> None:
+        super().__init__(node)
+        self._asked: dict[tuple[str, int], Message] = {}
+
+    def arrives(self, sender: KVNode, number: int, to: str, deadline: float, message: Message | None) -> None:
+        if message is not None:
+            self._asked[sender.incarnation, number] = message
+        super().arrives(sender, number, to, deadline, message)
+
+    def _reply(self, sender: KVNode, number: int, reply: Reply) -> None:
+        if not self.process.runner.cluster.lose_reply(self._asked[sender.incarnation, number]):
+            super()._reply(sender, number, reply)
+
+
+class Node(KVNode):
+    """A node whose every part can be taken over by a test."""
+
+    def __init__(self, world: Handled, name: str, life: int, role: Role, shape: Shape) -> None:
+        super().__init__(world, name, life, role, shape)
+        self.engine = HandledEngine(self, shape.max_num_seqs, shape.max_num_batched_tokens)
+        self.mover = HandledMover(self)
+        self.link = HandledLink(self)
+        self.runner = Runner(world.cluster, self)
+        world.cluster.runners[name] = self.runner
+        self._perform.update(
+            {
+                do.Ask: lambda ask: world.cluster.ask(self.runner, ask),
+                do.Call: lambda call: world.cluster.deliver(self.runner, call),
+                do.Start: lambda job: self.runner.start(job),
+                do.Stop: lambda job: self.runner.stop(job),
+                do.Seal: self.mover.put,
+                do.Pull: self.mover.put,
+                do.Register: lambda effect: world.cluster.register(self.runner),
+            }
+        )
+
+    def _name_life(self, name: str, life: int) -> str:
+        return name if life == 1 else super()._name_life(name, life)
+
+    def post(self, event: on.Event) -> None:
+        self.runner.feed(event)
+
+    def take(self, event: on.Event) -> None:
+        """The machine hears of it now."""
+        if self.alive:
+            if isinstance(event, on.BellRang):
+                self._bells.add(event.bell_id)
+            self._inbox.append(event)
+            self._look()
+
+    def _reply(self, effect: do.ReplyTo) -> None:
+        answer = self.runner.cluster.replies.get(effect.call_id)
+        if answer is not None:
+            answer(effect.reply)
+        else:
+            super()._reply(effect)
+
+    def _bell_done(self, effect: do.BellDone) -> None:
+        super()._bell_done(effect)
+        self.runner.outcomes.append(effect.outcome)
+
+    def _log(self, effect: do.Log) -> None:
+        super()._log(effect)
+        self.runner.log.append(effect)
+
+
 class Runner:
-    """A machine and its make-believe engine, mover and bells."""
+    """One life of a node. Each method may be replaced by a test that wants it to go otherwise."""
 
-    cluster: Cluster
-    machine: PrefillNode | DecodeNode
-    incarnation: str
-    generations: list[int]
-    memory: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    sequences: dict[str, Running] = field(default_factory=dict)
-    outcomes: list[str] = field(default_factory=list)
-    stepping: bool = False
-    dead: bool = False
-    log: list[do.Log] = field(default_factory=list)
+    def __init__(self, cluster: Cluster, node: Node) -> None:
+        self.cluster = cluster
+        self.node = node
+        self.outcomes: list[str] = []
+        """Of the bells whose tasks have ended."""
+        self.log: list[do.Log] = []
+        self.chunks: list[Chunk] = []
+
+    @property
+    def incarnation(self) -> str:
+        return self.node.incarnation
+
+    @property
+    def machine(self) -> Any:
+        """The code under test."""
+        return self.node.machine
+
+    @property
+    def memory(self) -> list[list[int]]:
+        """KV of each position of each block."""
+        return self.node.memory.blocks
+
+    @property
+    def generations(self) -> list[int]:
+        return self.node.memory.generations
+
+    @property
+    def sequences(self) -> dict[str, Sequence]:
+        """What the engine works on."""
+        return self.node.engine._sequences
+
+    @property
+    def dead(self) -> bool:
+        return not self.node.alive
+
+    @dead.setter
+    def dead(self, dead: bool) -> None:
+        """Killed, and nobody reports it. The dead do not come back: see ``freeze``."""
+        assert dead
+        self.node.die()
+
+    def freeze(self) -> None:
+        """As by SIGSTOP: it keeps what it has, and what comes in waits."""
+        self.node.freeze()
+
+    def thaw(self) -> None:
+        self.node.thaw()
 
     def feed(self, event: on.Event) -> None:
-        if not self.dead:
-            for effect in self.machine.receive(event, self.cluster.now):
-                self.perform(effect)
-            self.poll()
-
-    def poll(self) -> None:
-        if self.dead:
-            return
-        for effect in self.machine.poll(self.cluster.now):
-            self.perform(effect)
-        deadline = self.machine.next_deadline
-        if deadline is not None:
-            self.cluster.at(deadline, self.poll)
-
-    def perform(self, effect: do.Effect) -> None:
-        cluster = self.cluster
-        match effect:
-            case do.Ask():
-                cluster.after(TICK, lambda: cluster.ask(self, effect))
-            case do.Call():
-                cluster.after(TICK, lambda: cluster.deliver(self, effect))
-            case do.Ring() | do.RingSelf() | do.BellDone() | do.Log():
-                self.tell(effect)
-            case do.Start():
-                self.start(effect)
-            case do.Stop():
-                cluster.after(STEP, lambda: self.stop(effect.key))
-            case do.Seal():
-                cluster.after(TICK, lambda: self.seal(effect))
-            case do.Pull():
-                cluster.after(TICK, lambda: self.pull(effect))
-            case do.Register():
-                cluster.register(self)
-            case do.ReplyTo():
-                cluster.replies[effect.call_id](effect.reply)
-
-    def tell(self, effect: do.Ring | do.RingSelf | do.BellDone | do.Log) -> None:
-        match effect:
-            case do.Ring():
-                self.cluster.ring(effect.bell)
-            case do.RingSelf():
-                self.cluster.after(TICK, lambda: self.feed(on.BellRang(self.cluster.draw(), "", 0)))
-            case do.BellDone():
-                self.outcomes.append(effect.outcome)
-            case do.Log():
-                self.log.append(effect)
-
-    # engine
+        """Let the machine hear of it at once."""
+        self.node.take(event)
 
     def start(self, job: do.Start) -> None:
-        tokens = [*job.work.prompt_ids, *job.work.output_ids]
-        self.sequences[job.key] = Running(job, tokens)
-        if not self.stepping:
-            self.stepping = True
-            self.cluster.after(STEP, self.step)
+        """The engine is given a sequence."""
+        self.node.engine.put(job)
 
-    def stop(self, key: str) -> None:
-        self.sequences.pop(key, None)
-        self.feed(on.Stopped(key))
+    def stop(self, job: do.Stop) -> None:
+        """The engine is told to drop a sequence."""
+        self.node.engine.put(job)
 
     def step(self) -> None:
-        self.stepping = False
-        if self.dead:
-            return
-        samples = []
-        for key, running in list(self.sequences.items()):
-            work, blocks = running.job.work, running.job.blocks
-            first = running.job.num_computed if running.job.one_token else len(running.tokens) - 1
-            for position in range(first, len(running.tokens)):
-                held = self.memory.get(blocks[position // BLOCK], ())[: position % BLOCK]
-                self.memory[blocks[position // BLOCK]] = (*held, running.tokens[position])
-            count = -(-len(running.tokens) // BLOCK)
-            seen = tuple(itertools.chain.from_iterable(self.memory[block] for block in blocks[:count]))
-            token = next_token(seen)
-            running.tokens.append(token)
-            index = len(running.tokens) - len(work.prompt_ids) - 1
-            ends = (token == EOS and not work.sampling.ignore_eos, index + 1 >= work.sampling.max_tokens)
-            finish = "stop" if ends[0] else "length" if ends[1] else None
-            if finish is not None or running.job.one_token:
-                del self.sequences[key]
-            samples.append(on.Sample(key, index, token, finish))  # type: ignore[arg-type]
-        if self.sequences:
-            self.stepping = True
-            self.cluster.after(STEP, self.step)
-        self.feed(on.Stepped(tuple(samples)))
-
-    # mover
-
-    def digest(self, block: int) -> str:
-        return hashlib.blake2b(json.dumps(self.memory.get(block, ())).encode(), digest_size=16).hexdigest()
+        """The running step ends, for what is still in the engine."""
+        there = [(sequence, end) for sequence, end in self.chunks if sequence in self.sequences.values()]
+        Engine._step_ends(self.node.engine, there)
 
     def seal(self, job: do.Seal) -> None:
-        location = KVLocation(
-            pid=1, fd=1, incarnation=self.incarnation, num_blocks=len(self.generations), block_bytes=1, layout="x"
-        )
-        kept = tuple(self.generations[block] for block in job.blocks) == job.generations
-        digests = tuple(self.digest(block) for block in job.blocks)
-        self.feed(on.Sealed(job.key, location, digests, "" if kept else "given away"))
+        """The mover digests blocks."""
+        Mover._seal(self.node.mover, job)
 
     def pull(self, job: do.Pull) -> None:
-        source = self.cluster.runners[job.location.incarnation]
-        for theirs, ours in zip(job.source, job.target, strict=True):
-            self.memory[ours] = source.memory.get(theirs, ())
-        same = tuple(source.generations[block] for block in job.source) == job.generations
-        right = tuple(self.digest(block) for block in job.target) == job.digests
-        reason = "" if same and right else "generation" if not same else "digest"
-        self.feed(on.Pulled(job.key, reason))
+        """The mover begins to copy a peer's blocks."""
+        Mover._open(self.node.mover, job)
+
+
+class Handled(World):
+    """The world of a cluster."""
+
+    def __init__(self, cluster: Cluster, scenario: Scenario) -> None:
+        self.cluster = cluster
+        super().__init__(scenario)
+        self.pace = SteadyPace()
+        self.checker = Unchecked(self)
+
+    def _make_node(self, name: str, life: int, role: Role) -> KVNode:
+        return Node(self, name, life, role, self.scenario.nodes[name])
+
+
+class Test(Process):
+    """Does what the test has put off."""
+
+    def do(self, what: Callable[[], object]) -> None:
+        what()
+
+
+class Ledger:
+    """The ledger's server, for what a test asks it by itself."""
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+
+    @property
+    def store(self) -> Store:
+        return self._world.ledger.store
+
+    def time_ms(self) -> int:
+        return self._world.ledger.time_ms()
+
+    def execute(self, command: Command) -> Any:
+        return self.apply(command, self.time_ms() + 5000)
+
+    def apply(self, command: Command, not_after_ms: int) -> Any:
+        return self._world.ledger.apply("test", command, not_after_ms)
+
+    def save(self) -> Store:
+        """A copy of everything."""
+        return copy.deepcopy(self._world.ledger.store)
+
+    def restore(self, saved: Store) -> None:
+        """Continue from a copy, in another life of the server."""
+        server = self._world.ledger
+        server.crash()
+        server._twin.store = copy.deepcopy(saved)
+        server.restart()
 
 
 class Cluster:
-    """``prefill`` and ``decode`` nodes named p0, p1, …, d0, d1, … and one ledger."""
+    """``prefill`` and ``decode`` nodes and one ledger."""
 
     def __init__(self, prefill: int = 1, decode: int = 1, num_blocks: int = 16, max_num_seqs: int = 8) -> None:
-        self.now = 0.0
-        self._events: list[tuple[float, int, Callable[[], None]]] = []
-        self._count = itertools.count()
-        self.ledger = MemoryLedger(lambda: 1_000_000 + int(1000 * self.now))
-        self.runners: dict[str, Runner] = {}
-        self.replies: dict[str, Callable[[object], None]] = {}
-        self.sent: list[Message] = []
         self.lose_bell: Callable[[Bell], bool] = lambda bell: False
         self.lose_message: Callable[[Message], bool] = lambda message: False
         self.lose_reply: Callable[[Message], bool] = lambda message: False
         self.ledger_fault: Callable[[Command], str] = lambda command: ""
-        """"" = none, "lost" = never applied, "unanswered" = applied, but the answer is lost."""
-        self.ledger.execute(Register(NodeInfo(incarnation="w", role="web", name="w", pid=1, host="h"), 10_000_000))
-        for number in range(prefill):
-            self._add("prefill", f"p{number}", num_blocks, max_num_seqs)
-        for number in range(decode):
-            self._add("decode", f"d{number}", num_blocks, max_num_seqs)
-        self._beat()
+        """Of what a machine asks: "" = none, "lost" = never applied, "unanswered" = applied, but the answer is lost."""
+        self.runners: dict[str, Runner] = {}
+        """The newest life of each node, by name."""
+        self.replies: dict[str, Callable[[Reply], None]] = {}
+        """What hears the acknowledgement of a message that a test has made up, by its call id."""
+        self.sent: list[Message] = []
+        names = [*(f"p{number}" for number in range(prefill)), *(f"d{number}" for number in range(decode))]
+        self._nodes = dict.fromkeys(names, Shape(num_blocks, max_num_seqs, _BUDGET, _EMIT_BUFFER))
+        self.world = Handled(self, _scenario(self._nodes))
+        self.world.faults = Hooks(self, self.world)
+        self.ledger = Ledger(self.world)
+        self._test = Test(self.world, "test")
+        self.ledger.execute(Register(_WEB, 10_000_000))
+        self.world.run(5 * TICK)
 
     def _add(self, role: str, name: str, num_blocks: int, max_num_seqs: int) -> None:
-        generations = [0] * num_blocks
+        """Start another node, or the next life of one."""
+        self._nodes[name] = Shape(num_blocks, max_num_seqs, _BUDGET, _EMIT_BUFFER)
+        self.world.start(name)
 
-        def bump(block: int) -> int:
-            generations[block] += 1
-            return generations[block]
+    # what may be replaced
 
-        config = NodeConfig(
-            incarnation=name,
-            name=name,
-            address=name,
-            block_size_tokens=BLOCK,
-            block_bytes=1,
-            max_num_seqs=max_num_seqs,
-            eos_token_ids=frozenset({EOS}),
-            link_timeout_s=2.0,
-            pull_min_bytes_per_s=1000.0,
-            check_s=1.0,
-            emit_buffer_tokens=6,
-        )
-        kind, steps = (PrefillNode, PREFILL_BLOCK_STEPS) if role == "prefill" else (DecodeNode, DECODE_BLOCK_STEPS)
-        machine = kind(config, BlockPool(num_blocks, steps, bump), self.draw)
-        self.runners[name] = Runner(self, machine, name, generations)
-        self.register(self.runners[name])
+    def ask(self, runner: Runner, question: do.Ask) -> None:
+        """A machine asks the ledger."""
+        runner.node.client.call((question.command,), partial(self._answered, runner, question))
+
+    @staticmethod
+    def _answered(runner: Runner, question: do.Ask, results: Results) -> None:
+        answer = results[0]
+        failed = isinstance(answer, LedgerError)
+        runner.feed(on.AskFailed(question.tag, "fault") if failed else on.Answered(question.tag, answer))
+
+    def deliver(self, sender: Runner, call: do.Call) -> None:
+        """A machine calls a peer."""
+        self.sent.append(call.message)
+        sender.node.link.call(call)
 
     def register(self, runner: Runner) -> None:
-        role = runner.machine.queue
-        info = NodeInfo(
-            incarnation=runner.incarnation,
-            role="prefill" if role == "prefill" else "decode",
-            name=runner.incarnation,
-            pid=1,
-            host="h",
-            address=runner.incarnation,
-            layout="x",
-            num_blocks=len(runner.generations),
-            block_size_tokens=BLOCK,
-        )
-        self.ledger.execute(Register(info, 5000))
-        self.after(TICK, lambda: runner.feed(on.Registered()))
+        """A machine wants to be in the ledger again."""
+        runner.node.beats.register()
+
+    def check(self) -> None:
+        """After every happening: no block is lost or held twice."""
+        for runner in self.runners.values():
+            runner.machine.audit()
 
     # time
 
+    @property
+    def now(self) -> float:
+        return self.world.timeline.now
+
     def draw(self) -> str:
-        return f"id{next(self._count)}"
+        return self._test.draw()
 
-    def at(self, when: float, what: Callable[[], None]) -> None:
-        heapq.heappush(self._events, (max(when, self.now), next(self._count), what))
-
-    def after(self, in_s: float, what: Callable[[], None]) -> None:
-        self.at(self.now + in_s, what)
+    def after(self, in_s: float, what: Callable[[], object]) -> None:
+        """Do something in ``in_s`` seconds."""
+        self._test.after(in_s, self._test.do, what)
 
     def run(self, until: Callable[[], bool] | None = None, limit_s: float = 60.0) -> None:
         """Run until the condition holds (or, without one, for ``limit_s``); it must hold within ``limit_s``."""
         end = self.now + limit_s
-        look_at = self.now
-        while self._events and self._events[0][0] <= end:
-            self.now, _, what = heapq.heappop(self._events)
-            what()
+        while (what := self.world.timeline.pop(end)) is not None:
+            self.world.happen(what)
             self.check()
-            if until is not None and self.now >= look_at:
-                if until():
-                    return
-                look_at = self.now + STEP / 2
+            if until is not None and until():
+                return
         if until is not None:
             raise AssertionError(f"not reached in {limit_s} s: {[r.machine.table for r in self.runners.values()]}")
-        self.now = end
-
-    def check(self) -> None:
-        """Invariants after every event: no block lost or held twice."""
-        for runner in self.runners.values():
-            runner.machine.audit()
-
-    def _beat(self) -> None:
-        self.ledger.execute(Heartbeat("w", Gauges()))
-        for name, runner in self.runners.items():
-            if not runner.dead:
-                self.ledger.execute(Heartbeat(name, Gauges()))
-        for bell in self.ledger.execute(Scan(500)).bells:
-            self.ring(bell)
-        self.after(0.5, self._beat)
-
-    # wires
-
-    def ring(self, bell: Bell) -> None:
-        if self.lose_bell(bell):
-            return
-        living = [r for r in self.runners.values() if r.machine.queue == bell.queue and not r.dead]
-        roomy = [r for r in living if r.machine.wants_bells] or living
-        if roomy:
-            runner = roomy[next(self._count) % len(roomy)]
-            self.after(TICK, lambda: runner.feed(on.BellRang(self.draw(), bell.uid, bell.attempt)))
-
-    def ask(self, runner: Runner, ask: do.Ask) -> None:
-        fault = self.ledger_fault(ask.command)
-        answer = None
-        if fault != "lost":
-            try:
-                answer = self.ledger.execute(ask.command)
-            except LedgerUnknown:
-                answer = None
-        if fault or answer is None:
-            self.after(TICK, lambda: runner.feed(on.AskFailed(ask.tag, "fault")))
-        else:
-            self.after(TICK, lambda: runner.feed(on.Answered(ask.tag, answer)))
-
-    def deliver(self, sender: Runner, call: do.Call) -> None:
-        self.sent.append(call.message)
-        peer = self.runners.get(call.incarnation)
-        if peer is None or peer.dead or self.lose_message(call.message):
-            self.after(call.timeout_s, lambda: sender.feed(on.CallEnded(call.tag, None, "lost")))
-            return
-        call_id = self.draw()
-        self.after(call.timeout_s, lambda: sender.feed(on.CallEnded(call.tag, None, "no answer")))
-
-        def replied(reply: object) -> None:
-            if not self.lose_reply(call.message):
-                self.after(TICK, lambda: sender.feed(on.CallEnded(call.tag, reply)))  # type: ignore[arg-type]
-
-        self.replies[call_id] = replied
-        peer.feed(on.Called(call_id, call.message))
 
     # requests
 
@@ -346,22 +437,45 @@ class Cluster:
             uid=uid,
             client_id=client or uid,
             prompt_ids=prompt,
-            sampling=SamplingParams(temperature=0, seed=1, max_tokens=max_tokens),
-            watcher=Watcher("w", "c"),
-            limits=Limits(**{**{f: getattr(LIMITS, f) for f in Limits.__slots__}, **limits}),
+            sampling=SamplingParams(temperature=0, seed=_SEED, max_tokens=max_tokens),
+            watcher=Watcher(_WEB.incarnation, uid),
+            limits=replace(LIMITS, **limits),
         )
-        answer: AdmitAnswer = self.ledger.execute(admit)
-        assert answer.status == "ADMITTED", answer
+        answer = self.ledger.execute(admit)
+        assert answer.status is AdmitStatus.ADMITTED, answer
         self.ring(Bell("prefill", uid, 1))
         return uid
 
+    def ring(self, bell: Bell) -> None:
+        """Ring on a role's queue."""
+        self.world.broker.ring(self._test, bell)
+
     def snapshot(self, uid: str) -> SnapshotAnswer:
-        return self.ledger.execute(Snapshot(uid=uid))
+        answer: SnapshotAnswer = self.ledger.execute(Snapshot(uid=uid))
+        return answer
 
     def ended(self, *uids: str) -> Callable[[], bool]:
-        return lambda: all(self.snapshot(uid).state in ("FINISHED", "FAILED", "ABORTED", "EXPIRED") for uid in uids)
+        return lambda: all(self.ledger.store.records[uid].state in TERMINAL for uid in uids)
 
     def at_baseline(self) -> bool:
-        """All blocks free, nothing in any table, no lease in the ledger."""
+        """All blocks free, nothing in any table."""
         living = [runner for runner in self.runners.values() if not runner.dead]
-        return all(r.machine.idle and r.machine.pool.free == len(r.generations) for r in living)
+        return all(one.machine.idle and one.machine.pool.free == one.machine.pool.num_blocks for one in living)
+
+
+def _scenario(nodes: dict[str, Shape]) -> Scenario:
+    return Scenario(
+        seed=0,
+        nodes=nodes,
+        webs=0,
+        wishes=(),
+        poison=frozenset(),
+        rates={},
+        disasters=(),
+        times=Times(grant_timeout_s=30.0, scan_s=0.5, pull_min_blocks_per_s=1000.0),
+        slowness=Slowness(),
+        ledger_lanes=1,
+        one_host=True,
+        one_server=True,
+        exits_reported=0.0,
+    )

@@ -6,6 +6,7 @@ import pytest
 
 from app.protocol import effects as do
 from app.protocol import events as on
+from app.protocol.commands import Activate, FailAttempt
 from tests.unit.protocol.cluster import Cluster, Runner, reference
 
 PROMPT = (5, 6, 7, 8, 9, 10)
@@ -61,3 +62,25 @@ def test_an_error_that_no_retry_heals_ends_the_request_at_once(name: str) -> Non
     record = cluster.snapshot(uid)
     assert (record.state, record.error_code, record.failures) == ("FAILED", "engine_error", 0)
     assert record.error_detail == "longer than the model"
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.05])
+def test_what_no_retry_heals_is_final_whichever_side_tells_the_ledger_first(delay_s: float) -> None:
+    cluster = Cluster()
+    ask = cluster.ask
+
+    def spoil(runner: Runner, question: do.Ask) -> None:
+        command = question.command
+        if isinstance(command, Activate):  # the ledger holds another first token than prefill saw
+            cluster.ledger.store.records[command.uid].tokens[0] += 1
+        if isinstance(command, FailAttempt) and command.lease_id:
+            cluster.after(delay_s, lambda: ask(runner, question))
+        else:
+            ask(runner, question)
+
+    cluster.ask = spoil  # type: ignore[method-assign]
+    uid = cluster.submit(PROMPT, 10)
+    cluster.run(cluster.ended(uid), 20)
+    cluster.run(cluster.at_baseline, 15)
+    record = cluster.snapshot(uid)
+    assert (record.state, record.error_code, record.attempt) == ("FAILED", "different_tokens", 1)

@@ -182,7 +182,7 @@ def test_corrupted_kv_is_caught_and_the_attempt_retried() -> None:
     def spoil(job: object) -> None:
         original(job)  # type: ignore[arg-type]
         if next(spoiled, False):
-            cluster.runners["p0"].memory[job.blocks[0]] = (1, 2, 3)  # type: ignore[attr-defined]
+            cluster.runners["p0"].memory[job.blocks[0]][0] ^= 1  # type: ignore[attr-defined]
 
     cluster.runners["p0"].seal = spoil  # type: ignore[method-assign, assignment]
     uid = cluster.submit(PROMPT, 10)
@@ -252,10 +252,9 @@ def test_a_node_that_was_declared_dead_lets_go_and_comes_back() -> None:
     uid = cluster.submit(PROMPT, 10)
     finish(cluster, uid)
     runner = cluster.runners["d0"]
-    runner.dead = True  # silent for longer than its TTL, with nothing in its table
+    runner.freeze()  # silent for longer than its TTL, with nothing in its table
     cluster.run(limit_s=8)
-    runner.dead = False
-    runner.poll()
+    runner.thaw()
     again = cluster.submit((9, 9, 9), 10)
     finish(cluster, again)
     assert cluster.snapshot(again).output_ids == reference((9, 9, 9), 10)

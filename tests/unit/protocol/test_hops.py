@@ -17,20 +17,20 @@ def test_a_refused_hop_is_the_error_and_brings_the_blocks_back_at_once(kind: typ
     cluster = Cluster()
     deliver = cluster.deliver
 
-    def restarted(sender: Runner, call: do.Call) -> None:
+    def late(sender: Runner, call: do.Call) -> None:
         if isinstance(call.message, kind):
-            reply = refused(Refusal.INCARNATION, "another life")
+            reply = refused(Refusal.EXPIRED, "read too late")
             cluster.after(TICK, lambda: sender.feed(on.CallEnded(call.tag, reply)))
         else:
             deliver(sender, call)
 
-    cluster.deliver = restarted  # type: ignore[method-assign]
+    cluster.deliver = late  # type: ignore[method-assign]
     cluster.run(limit_s=1)
     uid = cluster.submit(PROMPT, 10, max_attempts=1)
     cluster.run(cluster.ended(uid), 0.5)
     record = cluster.snapshot(uid)
     assert (record.error_code, record.error_detail) == (
         f"{kind.__name__.lower()}_refused",
-        "incarnation another life",
+        "expired read too late",
     )
     cluster.run(cluster.at_baseline, 1.5)

@@ -8,9 +8,9 @@ import pytest
 
 from app.protocol import effects as do
 from app.protocol import events as on
-from app.protocol.commands import Activate, Claim, Command, ReportExit, Stamp
-from app.protocol.messages import Activating, Commit, Grant, Message, PullResult
-from tests.unit.protocol.cluster import Cluster, Runner, reference
+from app.protocol.commands import Activate, Claim, Command, ReportExit, ReserveNext, Stamp
+from app.protocol.messages import Activating, Commit, Grant, Message, PullResult, Refusal, refused
+from tests.unit.protocol.cluster import TICK, Cluster, Runner, reference
 
 PROMPT = (5, 6, 7, 8, 9, 10)
 LONG = tuple(range(1, 12))
@@ -29,6 +29,7 @@ def test_a_prefill_node_that_dies_costs_only_those_in_its_step_an_attempt() -> N
     cluster.run(limit_s=1)
     uids = [cluster.submit((n, *LONG), 6) for n in range(3)]
     cluster.run(lambda: len(cluster.runners["p0"].machine.table) == 3, 5)
+    cluster.run(limit_s=0.1)
     in_step = {running.job.work.uid for running in cluster.runners["p0"].sequences.values()}
     cluster.runners["p0"].dead = True
     cluster._add("prefill", "p1", 32, 8)
@@ -119,22 +120,27 @@ def test_a_decode_node_whose_link_is_cut_does_not_use_up_a_requests_attempts() -
         assert record.failures <= 1
 
 
-def test_a_ledger_that_is_silent_to_decode_during_activation_is_nobodys_failure() -> None:
+@pytest.mark.parametrize("timeout_s", [0.001, 2.0, 4.5])
+def test_a_ledger_that_is_silent_to_decode_during_activation_is_nobodys_failure(timeout_s: float) -> None:
     cluster = Cluster()
-    silent_from = [0.0]
+    silent_until = [0.0]
+    ask = cluster.ask
 
-    def silent(command: Command) -> str:
-        if isinstance(command, Activate):
-            silent_from[0] = silent_from[0] or cluster.now
-            return "lost" if cluster.now < silent_from[0] + 15 else ""
-        return ""
+    def silent(runner: Runner, question: do.Ask) -> None:
+        if isinstance(question.command, Activate):
+            silent_until[0] = silent_until[0] or cluster.now + 15
+        if runner.incarnation == "d0" and cluster.now < silent_until[0]:
+            cluster.after(timeout_s, lambda: runner.feed(on.AskFailed(question.tag, "silent")))
+        else:
+            ask(runner, question)
 
-    cluster.ledger_fault = silent
+    cluster.ask = silent  # type: ignore[method-assign]
     uid = cluster.submit(PROMPT, 6, max_attempts=1)
     finish(cluster, uid)
     record = cluster.snapshot(uid)
     assert any(isinstance(message, Activating) for message in cluster.sent)
     assert (record.state, record.attempt, record.output_ids) == ("FINISHED", 1, reference(PROMPT, 6))
+    assert not cluster.ledger.store.avoided
 
 
 def test_decode_that_is_silent_itself_costs_the_attempt() -> None:
@@ -194,6 +200,84 @@ def test_a_lease_that_the_ledger_forgot_is_nobodys_failure() -> None:
     finish(cluster, uid)
     record = cluster.snapshot(uid)
     assert (record.state, record.failures, record.output_ids) == ("FINISHED", 0, reference(LONG, 6))
+
+
+@pytest.mark.parametrize("found_by", ["activation", "commit"])
+def test_a_lease_that_the_ledger_forgot_is_nobodys_failure_whoever_finds_out(found_by: str) -> None:
+    cluster = Cluster()
+    cluster.run(limit_s=1)
+    if found_by == "commit":
+        _compute_for(cluster, 1.6)
+    before: list[object] = []
+    rolled_back: list[bool] = []
+    uid = cluster.submit(LONG, 6, max_attempts=1)
+
+    def forget(command: Command) -> str:
+        if isinstance(command, ReserveNext):
+            if rolled_back and not _refused(cluster, "unknown_attempt") and found_by == "commit":
+                return "lost"  # it has not reserved anew when the COMMIT comes
+            if cluster.ledger.store.records[uid].state == "PREFILLING":
+                before[:] = before or [cluster.ledger.save()]
+        if isinstance(command, Activate) and not rolled_back:
+            rolled_back.append(True)
+            cluster.ledger.restore(before[0])  # type: ignore[arg-type]
+        return ""
+
+    cluster.ledger_fault = forget
+    if found_by == "commit":
+        cluster.run(lambda: any(isinstance(message, Grant) for message in cluster.sent), 10)
+        cluster.run(limit_s=0.05)
+        rolled_back.append(True)
+        cluster.ledger.restore(before[0])  # type: ignore[arg-type]
+    finish(cluster, uid)
+    record = cluster.snapshot(uid)
+    assert (record.state, record.failures, record.output_ids) == ("FINISHED", 0, reference(LONG, 6))
+    assert _refused(cluster, "unknown_attempt") == (found_by == "commit")
+    assert not cluster.ledger.store.avoided
+
+
+def _refused(cluster: Cluster, reason: str) -> bool:
+    return any(reason in runner.machine.refusals for runner in cluster.runners.values())
+
+
+@pytest.mark.parametrize("kind", [Grant, Commit])
+def test_a_peer_that_has_started_anew_is_nobodys_failure(kind: type) -> None:
+    cluster = Cluster()
+    deliver = cluster.deliver
+    once = iter([True])
+
+    def restarted(sender: Runner, call: do.Call) -> None:
+        if isinstance(call.message, kind) and next(once, False):
+            reply = refused(Refusal.INCARNATION, "another life")
+            cluster.after(TICK, lambda: sender.feed(on.CallEnded(call.tag, reply)))
+        else:
+            deliver(sender, call)
+
+    cluster.deliver = restarted  # type: ignore[method-assign]
+    uid = cluster.submit(PROMPT, 6, max_attempts=1)
+    finish(cluster, uid)
+    record = cluster.snapshot(uid)
+    assert (record.state, record.attempt, record.output_ids) == ("FINISHED", 2, reference(PROMPT, 6))
+
+
+@pytest.mark.parametrize("seconds", [0.5, 1.2, 1.9, 5.0])
+def test_claims_that_are_always_answered_late_make_no_request_go_round_and_round(seconds: float) -> None:
+    cluster = Cluster()
+    cluster.run(limit_s=1)
+    ask = cluster.ask
+
+    def slow(runner: Runner, question: do.Ask) -> None:
+        if runner.incarnation == "p0":
+            answer = cluster.ledger.execute(question.command)
+            cluster.after(seconds, lambda: runner.feed(on.Answered(question.tag, answer)))
+        else:
+            ask(runner, question)
+
+    cluster.ask = slow  # type: ignore[method-assign]
+    uid = cluster.submit(PROMPT, 6)
+    finish(cluster, uid, limit_s=30)
+    record = cluster.snapshot(uid)
+    assert (record.state, record.attempt, record.output_ids) == ("FINISHED", 1, reference(PROMPT, 6))
 
 
 @pytest.mark.parametrize("kind", [Grant, Commit])

@@ -65,9 +65,18 @@ local function end_request(r, state, o)
   r.state = state
 end
 
+-- Overload is nobody's failure, but a request that is handed round and round without getting a token has an end too.
+local function handed_round(r)
+  local o, have = redis.call('HMGET', P .. 'rec:' .. r.uid, 'overloads', 'overload_at'), length(r.uid)
+  local times = (tonumber(o[2]) == have and tonumber(o[1]) or 0) + 1
+  set(r, 'overloads', times, 'overload_at', have)
+  return times > MOST_OVERLOADS
+end
+
 -- The only way an attempt ends without ending its request well. Output tokens stay: the next attempt resumes after
 -- them. The record goes back to its place by admission, and to its remaining queue time. Its bell is due at once.
 local function end_attempt(r, kind, reason, detail, unused_lease)
+  if kind == 'overload' and handed_round(r) then kind = 'failure' end
   if kind == 'failure' then r.failures = r.failures + 1 end
   if kind == 'final' or (kind == 'failure' and r.failures >= r.max_attempts) then
     set(r, 'failures', r.failures)

@@ -11,6 +11,8 @@
 --   rec:{uid}       hash    the record; PEXPIRE only after its end. Besides what its name says:
 --                             stamped  1: its sequence is in the prefill node's running step
 --                             losses   losses of a node that did not count as failures
+--                             overloads, overload_at  attempts in a row that ended as overload, at this length of the
+--                                                     answer
 --                             suspect  length of the answer up to which it is a suspect; 0: it is none
 --                             shunned, shunned_until  a decode node that it keeps away from, and till when (ledger ms)
 --                             key, body               its idempotency key, and the hash of what was asked for
@@ -54,6 +56,7 @@ local RING_MAX_MS = 8000
 local PER_KIND = 128        -- of each kind of work per scan, so that a scan never blocks the server for long
 local CLOSED_TTL_MS = 600000 -- a closed lease or used fence is remembered this long for repeated calls
 local STONE_MS = 600000     -- a tombstone outlives every not_after (5 s) by far
+local MOST_OVERLOADS = 30   -- attempts in a row that end as overload without a token; each further one is a failure
 local MOST_LOSSES = 5       -- from this many on, a node's loss that would not count does
 local SUSPECT_TOKENS = 16   -- a suspect is trusted again after this many more tokens
 local AVOID_MS = 2000       -- first time that a pair is kept apart; doubles AVOID_DOUBLINGS times
