@@ -21,7 +21,7 @@ from tests.mutants.report_plugin import RESULTS
 
 COPIED = ("app", "workers", "web", "tests", "celery_config.py", "pyproject.toml")
 """What the tests need of the tree."""
-VIOLATIONS = frozenset({"AssertionError", "Failed", "IllegalStep"})
+VIOLATIONS = frozenset({"AssertionError", "Failed", "IllegalStep", "Violation"})
 """How a test says that a promise is broken: an assertion, ``pytest.fail`` (so does ``pytest.raises``), or a step that
 is in no state table. Any other exception only says that the mutant is no program."""
 PLUGINS = ("no:cacheprovider", "pytest_timeout", "tests.mutants.report_plugin")

@@ -77,13 +77,13 @@ DECODE = (
             "if not len(commit.blocks) == len(commit.generations) == len(commit.digests) == needed <=",
             "if False and needed <=",
         ),
-        (f"{_HANDOFF}test_a_commit_with_unequal_lists_is_refused",),
+        ("tests/unit/protocol/test_commit_and_pull.py::test_a_commit_with_unequal_lists_is_refused",),
     ),
     Mutant(
         "pull-failed",
         "promise 1: KV that failed its validation is never activated",
         _decode("elif event.reason:", "elif False:"),
-        (f"{_HANDOFF}test_corrupted_kv_is_caught_and_the_attempt_retried",),
+        ("tests/unit/protocol/test_commit_and_pull.py::test_corrupted_kv_is_caught_and_the_attempt_retried",),
     ),
     Mutant(
         "kv-of-all-tokens",
@@ -135,7 +135,9 @@ DECODE = (
         "emit-bounded",
         "a sequence pauses when the ledger is away: what is not told is bounded",
         _decode("if len(lease.output) - lease.told_length > self.config.emit_buffer_tokens:", "if False:"),
-        (f"{_HANDOFF}test_a_ledger_that_is_away_pauses_the_sequence_and_loses_no_token",),
+        (
+            "tests/unit/protocol/test_silent_ledger.py::test_a_ledger_that_is_away_pauses_the_sequence_and_loses_no_token",
+        ),
     ),
     Mutant(
         "engine-index",

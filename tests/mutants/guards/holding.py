@@ -2,7 +2,6 @@
 
 from tests.mutants.mutant import Edit, Mutant
 
-_HANDOFF = "tests/unit/protocol/test_handoff.py::"
 _COMPARISON = "tests/unit/protocol/test_comparison.py::"
 _WRITERS = "tests/unit/protocol/test_late_writers.py::"
 _BLOCKS = "tests/unit/protocol/test_blocks.py::"
@@ -79,7 +78,7 @@ HOLDING = (
         "unknown-node-lets-go",
         "a node that was declared dead registers again by itself",
         _protocol("if answer.status is ReadStatus.UNKNOWN:", "if False:"),
-        (f"{_HANDOFF}test_a_node_that_was_declared_dead_lets_go_and_comes_back",),
+        (f"{_COMPARISON}test_a_node_that_was_declared_dead_lets_go_and_comes_back",),
     ),
     Mutant(
         "register-with-empty-hands",
@@ -93,7 +92,7 @@ HOLDING = (
         "unknown-is-asked-again",
         "rule 2: a call without an answer is made again until it is answered",
         _protocol("question.tries -= 1", "return"),
-        (f"{_HANDOFF}test_an_unknown_outcome_is_asked_again_until_it_is_known",),
+        ("tests/unit/protocol/test_silent_ledger.py::test_an_unknown_outcome_is_asked_again_until_it_is_known",),
     ),
     Mutant(
         "late-is-asked-again",
@@ -105,7 +104,7 @@ HOLDING = (
         "hand-back-is-nobodys-failure",
         "a message that meets a hand-back costs the request nothing",
         _protocol("Refusal.HANDED_BACK if held.overload else Refusal.WRONG_PHASE", "Refusal.WRONG_PHASE"),
-        (f"{_HANDOFF}test_a_hand_back_by_decode_in_any_phase_is_nobodys_failure",),
+        ("tests/unit/protocol/test_drain.py::test_a_hand_back_by_decode_in_any_phase_is_nobodys_failure",),
     ),
     Mutant(
         "hop-names-its-pair",

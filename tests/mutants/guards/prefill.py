@@ -56,7 +56,7 @@ PREFILL = (
         "a message is taken for the attempt that it names only: uid",
         _prefill("attempt is None or attempt.uid != message.uid or", "attempt is None or"),
         (
-            f"{_HANDOFF}test_a_stale_message_is_refused_by_name_and_counted",
+            f"{_STALE}test_a_stale_message_is_refused_by_name_and_counted",
             f"{_STALE}test_a_stale_word_about_a_pull_frees_nothing",
         ),
     ),
@@ -65,7 +65,7 @@ PREFILL = (
         "a message is taken for the attempt that it names only: attempt",
         _prefill("attempt.uid != message.uid or attempt.attempt != message.attempt:", "attempt.uid != message.uid:"),
         (
-            f"{_HANDOFF}test_a_stale_message_is_refused_by_name_and_counted",
+            f"{_STALE}test_a_stale_message_is_refused_by_name_and_counted",
             f"{_STALE}test_a_stale_word_about_a_pull_frees_nothing",
         ),
     ),
@@ -76,13 +76,13 @@ PREFILL = (
             "return ACCEPTED if attempt.grant == grant else refused(Refusal.OTHER_LEASE, attempt.grant.lease_id)",
             "pass",
         ),
-        (f"{_HANDOFF}test_a_stale_message_is_refused_by_name_and_counted",),
+        (f"{_STALE}test_a_stale_message_is_refused_by_name_and_counted",),
     ),
     Mutant(
         "grant-at-the-end",
         "a grant that meets an end at the first token costs nothing",
         _prefill("if attempt.finishing: return ACCEPTED", "if False:\n            return ACCEPTED"),
-        (f"{_HANDOFF}test_a_grant_that_meets_an_end_at_the_first_token_costs_nothing",),
+        (f"{_GRANTS}test_a_grant_that_meets_an_end_at_the_first_token_costs_nothing",),
     ),
     Mutant(
         "commit-acknowledged",
@@ -171,12 +171,12 @@ PREFILL = (
         "grant-timeout",
         "KV without a grant does not block an older request for ever",
         _prefill("if still_waits and overdue and idle and", "if False and"),
-        (f"{_HANDOFF}test_without_a_grant_the_kv_is_kept_unless_an_older_request_needs_the_room",),
+        (f"{_GRANTS}test_without_a_grant_the_kv_is_kept_unless_an_older_request_needs_the_room",),
     ),
     Mutant(
         "grant-patience",
         "KV without a grant is kept until grant_timeout_s",
         _prefill("overdue = self._now - held.claimed_at > self.config.grant_timeout_s", "overdue = True"),
-        (f"{_HANDOFF}test_without_a_grant_the_kv_is_kept_unless_an_older_request_needs_the_room",),
+        (f"{_GRANTS}test_without_a_grant_the_kv_is_kept_unless_an_older_request_needs_the_room",),
     ),
 )

@@ -1,7 +1,7 @@
 """A world of the simulation in which nothing is left to chance, and handles by which a test says what goes wrong.
 
-Prefill nodes p0, p1, …, decode nodes d0, d1, … (the first life of each has its name as incarnation), one web process.
-What a test hands over or asks for by itself happens at once; everything else as in ``tests.sim``.
+Prefill nodes p0, p1, …, decode nodes d0, d1, …; the first life of each has its name as incarnation. What a test hands
+over or asks for by itself happens at once; everything else as in ``tests.sim``.
 """
 
 from __future__ import annotations
@@ -21,10 +21,8 @@ from app.protocol.commands import (
     AdmitStatus,
     Bell,
     Command,
-    Heartbeat,
     Limits,
     Register,
-    Scan,
     Snapshot,
     SnapshotAnswer,
     Watcher,
@@ -33,24 +31,18 @@ from app.protocol.messages import Message, Reply
 from app.protocol.tables import TERMINAL
 from app.schemas import NodeInfo, SamplingParams
 from tests.sim import model
-from tests.sim.engine import Chunk, Engine, Sequence
-from tests.sim.fates import FINE, ON_TIME, CallFate, Delays
-from tests.sim.faults import Faults
-from tests.sim.invariants import Checker
 from tests.sim.ledger_client import Results
-from tests.sim.mover import Mover
-from tests.sim.node import KVNode, Role
-from tests.sim.pace import Pace, Slowness
+from tests.sim.pace import Slowness
 from tests.sim.process import Process
 from tests.sim.scenario import Scenario, Shape
 from tests.sim.times import Times
-from tests.sim.wires import Link
 from tests.sim.world import World
+from tests.unit.protocol.runner import Handled, Runner
+from tests.unit.protocol.steady import TICK, Hooks
 
-BLOCK = model.BLOCK_TOKENS
+__all__ = ["EOS", "LIMITS", "TICK", "Cluster", "Runner", "reference"]
+
 EOS = model.EOS
-TICK = 0.001
-STEP = 0.01
 LIMITS = Limits(
     max_attempts=3, max_queued=100, queue_timeout_ms=60_000, first_token_timeout_ms=20_000, record_ttl_ms=600_000
 )
@@ -59,7 +51,6 @@ _WEB = NodeInfo(incarnation="w", role="web", name="w", pid=1, host="h")
 """Watches all requests; nobody reads its events."""
 _BUDGET = 512
 _EMIT_BUFFER = 6
-_SIGNS_OF_LIFE = (Heartbeat, Register, Scan)
 
 
 def reference(prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
@@ -67,252 +58,7 @@ def reference(prompt: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
     return model.reference(prompt, _SEED, max_tokens, False)
 
 
-class SteadyPace(Pace):
-    """Everything takes the same time always; who is served among equals goes round."""
-
-    def __init__(self) -> None:
-        super().__init__(0, Slowness())
-        self._turn = 0
-        self.choose = self._next
-
-    def _next(self, count: int) -> int:
-        self._turn += 1
-        return self._turn % count
-
-    def network(self) -> float:
-        return TICK
-
-    def thread(self) -> float:
-        return 0.0
-
-    def step(self, num_tokens: int) -> float:
-        return STEP
-
-    def block(self) -> float:
-        return TICK / 4
-
-
-class Hooks(Faults):
-    """Nothing goes wrong but what the test says."""
-
-    def __init__(self, cluster: Cluster, world: World) -> None:
-        super().__init__(world, 0, {})
-        self._cluster = cluster
-
-    def coin(self) -> bool:
-        return False
-
-    def ledger_call(self, who: str, commands: Any) -> CallFate:
-        (command,) = commands
-        fault = "" if isinstance(command, _SIGNS_OF_LIFE) else self._cluster.ledger_fault(command)
-        if not fault:
-            return FINE
-        return CallFate(None if fault == "lost" else 0.0, 0, 3 * TICK)
-
-    def message(self, message: Message) -> Delays:
-        return () if self._cluster.lose_message(message) else ON_TIME
-
-    def bell(self, bell: Bell) -> Delays:
-        return () if bell.uid and self._cluster.lose_bell(bell) else ON_TIME
-
-
-class Unchecked(Checker):
-    """These tests say themselves what must hold, and some of them write into the ledger."""
-
-    def applied(self, command: Command, answer: Any, not_after_ms: int) -> None:
-        """Nothing is concluded from it."""
-
-    def told(self, web: str, event: Any) -> None:
-        """Nothing is concluded from it."""
-
-
-class HandledEngine(Engine):
-    """Asks its runner when a step is over."""
-
-    process: Node
-
-    def _step_ends(self, chunks: list[Chunk]) -> None:
-        self.process.runner.chunks = chunks
-        self.process.runner.step()
-
-
-class HandledMover(Mover):
-    """Asks its runner to do its jobs, each as soon as it comes: a test may keep one for ever."""
-
-    process: Node
-
-    def put(self, job: do.Seal | do.Pull) -> None:
-        self.after(TICK, self._do, job)
-
-    def _do(self, job: do.Seal | do.Pull) -> None:
-        if isinstance(job, do.Seal):
-            self.process.runner.seal(job)
-        else:
-            self.process.runner.pull(job)
-
-
-class HandledLink(Link):
-    """May lose the acknowledgement of one kind of message."""
-
-    process: Node
-
-    def __init__(self, node: Node) -> None:
-        super().__init__(node)
-        self._asked: dict[tuple[str, int], Message] = {}
-
-    def arrives(self, sender: KVNode, number: int, to: str, deadline: float, message: Message | None) -> None:
-        if message is not None:
-            self._asked[sender.incarnation, number] = message
-        super().arrives(sender, number, to, deadline, message)
-
-    def _reply(self, sender: KVNode, number: int, reply: Reply) -> None:
-        if not self.process.runner.cluster.lose_reply(self._asked[sender.incarnation, number]):
-            super()._reply(sender, number, reply)
-
-
-class Node(KVNode):
-    """A node whose every part can be taken over by a test."""
-
-    def __init__(self, world: Handled, name: str, life: int, role: Role, shape: Shape) -> None:
-        super().__init__(world, name, life, role, shape)
-        self.engine = HandledEngine(self, shape.max_num_seqs, shape.max_num_batched_tokens)
-        self.mover = HandledMover(self)
-        self.link = HandledLink(self)
-        self.runner = Runner(world.cluster, self)
-        world.cluster.runners[name] = self.runner
-        self._perform.update(
-            {
-                do.Ask: lambda ask: world.cluster.ask(self.runner, ask),
-                do.Call: lambda call: world.cluster.deliver(self.runner, call),
-                do.Start: lambda job: self.runner.start(job),
-                do.Stop: lambda job: self.runner.stop(job),
-                do.Seal: self.mover.put,
-                do.Pull: self.mover.put,
-                do.Register: lambda effect: world.cluster.register(self.runner),
-            }
-        )
-
-    def _name_life(self, name: str, life: int) -> str:
-        return name if life == 1 else super()._name_life(name, life)
-
-    def post(self, event: on.Event) -> None:
-        self.runner.feed(event)
-
-    def take(self, event: on.Event) -> None:
-        """The machine hears of it now."""
-        if self.alive:
-            if isinstance(event, on.BellRang):
-                self._bells.add(event.bell_id)
-            self._inbox.append(event)
-            self._look()
-
-    def _reply(self, effect: do.ReplyTo) -> None:
-        answer = self.runner.cluster.replies.get(effect.call_id)
-        if answer is not None:
-            answer(effect.reply)
-        else:
-            super()._reply(effect)
-
-    def _bell_done(self, effect: do.BellDone) -> None:
-        super()._bell_done(effect)
-        self.runner.outcomes.append(effect.outcome)
-
-    def _log(self, effect: do.Log) -> None:
-        super()._log(effect)
-        self.runner.log.append(effect)
-
-
-class Runner:
-    """One life of a node. Each method may be replaced by a test that wants it to go otherwise."""
-
-    def __init__(self, cluster: Cluster, node: Node) -> None:
-        self.cluster = cluster
-        self.node = node
-        self.outcomes: list[str] = []
-        """Of the bells whose tasks have ended."""
-        self.log: list[do.Log] = []
-        self.chunks: list[Chunk] = []
-
-    @property
-    def incarnation(self) -> str:
-        return self.node.incarnation
-
-    @property
-    def machine(self) -> Any:
-        """The code under test."""
-        return self.node.machine
-
-    @property
-    def memory(self) -> list[list[int]]:
-        """KV of each position of each block."""
-        return self.node.memory.blocks
-
-    @property
-    def generations(self) -> list[int]:
-        return self.node.memory.generations
-
-    @property
-    def sequences(self) -> dict[str, Sequence]:
-        """What the engine works on."""
-        return self.node.engine._sequences
-
-    @property
-    def dead(self) -> bool:
-        return not self.node.alive
-
-    @dead.setter
-    def dead(self, dead: bool) -> None:
-        """Killed, and nobody reports it. The dead do not come back: see ``freeze``."""
-        assert dead
-        self.node.die()
-
-    def freeze(self) -> None:
-        """As by SIGSTOP: it keeps what it has, and what comes in waits."""
-        self.node.freeze()
-
-    def thaw(self) -> None:
-        self.node.thaw()
-
-    def feed(self, event: on.Event) -> None:
-        """Let the machine hear of it at once."""
-        self.node.take(event)
-
-    def start(self, job: do.Start) -> None:
-        """The engine is given a sequence."""
-        self.node.engine.put(job)
-
-    def stop(self, job: do.Stop) -> None:
-        """The engine is told to drop a sequence."""
-        self.node.engine.put(job)
-
-    def step(self) -> None:
-        """The running step ends, for what is still in the engine."""
-        there = [(sequence, end) for sequence, end in self.chunks if sequence in self.sequences.values()]
-        Engine._step_ends(self.node.engine, there)
-
-    def seal(self, job: do.Seal) -> None:
-        """The mover digests blocks."""
-        Mover._seal(self.node.mover, job)
-
-    def pull(self, job: do.Pull) -> None:
-        """The mover begins to copy a peer's blocks."""
-        Mover._open(self.node.mover, job)
-
-
-class Handled(World):
-    """The world of a cluster."""
-
-    def __init__(self, cluster: Cluster, scenario: Scenario) -> None:
-        self.cluster = cluster
-        super().__init__(scenario)
-        self.pace = SteadyPace()
-        self.checker = Unchecked(self)
-
-    def _make_node(self, name: str, life: int, role: Role) -> KVNode:
-        return Node(self, name, life, role, self.scenario.nodes[name])
-
-
-class Test(Process):
+class Later(Process):
     """Does what the test has put off."""
 
     def do(self, what: Callable[[], object]) -> None:
@@ -369,7 +115,7 @@ class Cluster:
         self.world = Handled(self, _scenario(self._nodes))
         self.world.faults = Hooks(self, self.world)
         self.ledger = Ledger(self.world)
-        self._test = Test(self.world, "test")
+        self._test = Later(self.world, "test")
         self.ledger.execute(Register(_WEB, 10_000_000))
         self.world.run(5 * TICK)
 

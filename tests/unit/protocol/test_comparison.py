@@ -8,6 +8,7 @@ from app.protocol import effects as do
 from app.protocol import events as on
 from app.protocol.commands import Abort, Claim, Command, Holdings
 from tests.unit.protocol.cluster import TICK, Cluster, Runner, reference
+from tests.unit.protocol.rest import finish, kinds
 
 PROMPT = (5, 6, 7, 8, 9, 10)
 
@@ -26,7 +27,7 @@ def answer_slowly(
         applied(question.command)
         cluster.after(seconds, lambda: runner.feed(on.Answered(question.tag, answer)))
 
-    cluster.ask = slowly  # type: ignore[method-assign, assignment]
+    cluster.ask = slowly  # type: ignore[method-assign]
 
 
 def undisturbed(cluster: Cluster, uid: str) -> None:
@@ -76,7 +77,7 @@ def test_a_claim_that_was_sent_after_the_read_and_came_before_it_is_not_handed_b
         else:
             ask(runner, question)
 
-    cluster.ask = overtaken  # type: ignore[method-assign, assignment]
+    cluster.ask = overtaken  # type: ignore[method-assign]
     cluster.run(lambda: bool(uids), 5)
     undisturbed(cluster, uids[0])
 
@@ -138,3 +139,70 @@ def test_a_node_that_the_ledger_does_not_know_lets_go_before_it_registers() -> N
     assert held_then == [0]
     cluster.run(cluster.ended(uid), 30)
     assert cluster.snapshot(uid).output_ids == reference(tuple(range(1, 9)), 50)
+
+
+def test_what_the_ledger_gives_but_the_node_does_not_hold_is_handed_back() -> None:
+    cluster = Cluster()
+    cluster.run(limit_s=1)
+    cluster.lose_bell = lambda bell: True
+    uid = cluster.submit(PROMPT, 10)
+    late = Claim(uid, "p0", "a fence whose answer never came", 16, 4)
+    cluster.ledger.execute(late)
+    cluster.lose_bell = lambda bell: False
+    finish(cluster, uid, limit_s=6)
+    record = cluster.snapshot(uid)
+    assert record.output_ids == reference(PROMPT, 10)
+    assert (record.attempt, record.failures) == (2, 0)
+
+
+def test_a_claim_that_was_applied_late_does_not_cost_the_request_its_only_attempt() -> None:
+    cluster = Cluster()
+    cluster.run(limit_s=1)
+    cluster.lose_bell = lambda bell: True
+    uid = cluster.submit(PROMPT, 10, max_attempts=1)
+    late = Claim(uid, "p0", "fence of a call that was given up", 16, 4)
+    cluster.ledger.apply(late, cluster.ledger.time_ms() + 5000)
+    cluster.lose_bell = lambda bell: False
+    cluster.runners["d0"].feed(on.BellRang("b", uid, 1))
+    cluster.run(cluster.ended(uid), 20)
+    record = cluster.snapshot(uid)
+    assert (record.state, record.failures, record.output_ids) == ("FINISHED", 0, reference(PROMPT, 10))
+
+
+def test_a_node_that_was_declared_dead_lets_go_and_comes_back() -> None:
+    cluster = Cluster()
+    uid = cluster.submit(PROMPT, 10)
+    finish(cluster, uid)
+    runner = cluster.runners["d0"]
+    runner.node.on_registration_lost = lambda: None  # type: ignore[method-assign]  # the comparison is what tells it
+    runner.freeze()  # silent for longer than its TTL, with nothing in its table
+    cluster.run(limit_s=8)
+    runner.thaw()
+    again = cluster.submit((9, 9, 9), 10)
+    finish(cluster, again)
+    assert cluster.snapshot(again).output_ids == reference((9, 9, 9), 10)
+
+
+def test_a_lost_registration_with_a_stuck_mover_waits_in_one_timer() -> None:
+    cluster = Cluster()
+    runner = cluster.runners["d0"]
+    runner.pull = lambda job: None  # type: ignore[method-assign]
+    cluster.submit(PROMPT, 10)
+    cluster.run(lambda: "commit" in kinds(cluster), 5)
+    for _ in range(50):
+        runner.feed(on.RegistrationLost())
+        cluster.run(limit_s=0.05)
+    assert len(runner.machine._timers) < 10
+
+
+def test_registering_again_does_not_add_rounds_of_checks() -> None:
+    cluster = Cluster()
+    cluster.run(limit_s=2)
+    for _ in range(5):
+        cluster.runners["d0"].feed(on.RegistrationLost())
+        cluster.run(limit_s=2)
+    questions: list[do.Ask] = []
+    ask = cluster.ask
+    cluster.ask = lambda runner, question: (questions.append(question), ask(runner, question))  # type: ignore
+    cluster.run(limit_s=10)
+    assert len(questions) <= 22, "two nodes, one check a second each"

@@ -64,7 +64,7 @@ def test_a_call_that_came_late_has_changed_nothing_and_is_made_again() -> None:
         else:
             ask(runner, question)
 
-    cluster.ask = once_late  # type: ignore[method-assign, assignment]
+    cluster.ask = once_late  # type: ignore[method-assign]
     uid = cluster.submit(PROMPT, 30)
     cluster.run(cluster.ended(uid), 10)
     record = cluster.snapshot(uid)

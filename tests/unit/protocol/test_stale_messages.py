@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from app.protocol import events as on
-from app.protocol.messages import Activating, Commit, Message, PullResult
+from app.protocol.messages import Activating, Commit, Grant, Message, PullResult
 from app.protocol.tables import FailureReason
 from tests.unit.protocol.cluster import Cluster, reference
+from tests.unit.protocol.rest import kinds
 
 PROMPT = (5, 6, 7, 8, 9, 10)
 OTHER = [
@@ -65,7 +66,7 @@ def test_a_second_commit_for_a_lease_does_not_replace_the_first() -> None:
     _, commit = awaiting_result(cluster)
     tell(cluster, "d0", commit.model_copy(update={"token": commit.token + 1}))
     assert cluster.runners["d0"].machine.refusals == {"wrong_phase": 1}
-    assert cluster.runners["d0"].machine.table[commit.lease_id].commit == commit  # type: ignore[union-attr]
+    assert cluster.runners["d0"].machine.table[commit.lease_id].commit == commit
 
 
 @pytest.mark.parametrize("kind", [PullResult, Activating])
@@ -107,3 +108,24 @@ def test_blocks_that_hold_other_tokens_than_the_ledger_are_never_decoded() -> No
     cluster.run(limit_s=0.5)
     snapshot = cluster.snapshot(commit.uid)
     assert (started, snapshot.state, snapshot.error_code) == ([], "FAILED", FailureReason.PULL_FAILED)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"uid": "another"}, "unknown_attempt"),
+        ({"attempt": 2}, "unknown_attempt"),
+        ({"fence": "another"}, "unknown_attempt"),
+        ({"lease_id": "another"}, "other_lease"),
+    ],
+)
+def test_a_stale_message_is_refused_by_name_and_counted(change: dict[str, object], reason: str) -> None:
+    cluster = Cluster()
+    cluster.lose_message = lambda message: isinstance(message, Commit)
+    cluster.submit(PROMPT, 10, max_attempts=1)
+    cluster.run(lambda: "commit" in kinds(cluster))
+    grant = next(message for message in cluster.sent if isinstance(message, Grant))
+    prefill = cluster.runners["p0"].machine
+    cluster.replies["forged"] = lambda reply: None
+    cluster.runners["p0"].feed(on.Called("forged", grant.model_copy(update=change)))
+    assert prefill.refusals == {reason: 1}
