@@ -89,7 +89,15 @@ def _normalise_timers(machine: Any) -> None:
     for held in machine.table.values():
         if isinstance(held, Attempt) and not any(_is_patience(timer[2], held) for timer in timers):
             held.patience = 0
-    machine._timers = sorted(timers, key=_order)
+    machine._timers = timers
+    order_timers(machine)
+
+
+def order_timers(machine: Any) -> None:
+    """Of timers that are due at the same moment one order is as good as any: that of their names."""
+    timers = sorted(((round(at, 3), tag, what) for at, tag, what in machine._timers), key=_order)
+    tags = sorted((at, tag) for at, tag, _ in timers)
+    machine._timers = [(at, tag, what) for (at, tag), (_, _, what) in zip(tags, timers, strict=True)]
 
 
 def _order(timer: tuple[float, int, Any]) -> tuple[float, str, int]:

@@ -78,9 +78,13 @@ _ITS_OWN_DOING = "grant_timeout"
 """The reason of an attempt that gave its room to an older request."""
 
 
+_FORGOTTEN_END = {Disaster.NODE_DRAINS, Disaster.LEDGER_ROLLS_BACK}
+"""A node that left in order, and a ledger that has forgotten what it had finished before: for the ledger it is lost."""
+
+
 def may_count(scenario: Scenario) -> bool:
     """Whether an attempt of this scenario may count as a failure."""
-    return not _only(scenario, BLAMELESS)
+    return not _only(scenario, BLAMELESS) or _struck(scenario) >= _FORGOTTEN_END
 
 
 def may_cost(scenario: Scenario, reason: str) -> bool:

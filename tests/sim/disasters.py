@@ -169,14 +169,14 @@ class Disasters(Process):
         node = self._node()
         if node is None:
             return ""
-        node.engine.stuck = True
+        node.engine.get_stuck()
         return node.incarnation
 
     def _mover_stuck(self) -> str:
         node = self._node()
         if node is None:
             return ""
-        node.mover.stuck = True
+        node.mover.get_stuck()
         return node.incarnation
 
     # connections

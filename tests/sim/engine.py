@@ -60,6 +60,10 @@ class Engine(Part):
             self._looking = True
             self.after(self.process.world.pace.thread(), self._between_steps)
 
+    def get_stuck(self) -> None:
+        """The running step, or the next one, never ends."""
+        self.stuck = True
+
     def _between_steps(self) -> None:
         self._looking = False
         if self.entered_at is not None:

@@ -22,6 +22,8 @@ from app.protocol.commands import (
     Event,
     FailAttempt,
     FailureKind,
+    Heartbeat,
+    Register,
     ReportExit,
     ReserveNext,
     Scan,
@@ -54,6 +56,8 @@ class Checker:
         """uids that were aborted before they were admitted."""
         self._names: dict[str, str] = {}
         """Which request each fence and lease id got last."""
+        self.heard_at: dict[str, float] = {}
+        """When the ledger last heard a sign of life of an incarnation, which may have been long under way."""
         self._told_end: set[tuple[str, str]] = set()
         self._handlers: dict[type, Callable[[Any, Any], None]] = {
             Admit: self._admit,
@@ -64,6 +68,8 @@ class Checker:
             FailAttempt: self._fail,
             Abort: self._ended_by_client,
             Detach: self._ended_by_client,
+            Heartbeat: self._heard,
+            Register: self._heard,
             Scan: self._scanned,
             ReportExit: self._scanned,
         }
@@ -232,6 +238,10 @@ class Checker:
         if record.failures != shadow.failures + counted:
             raise self._wrong(command.uid, f"{record.failures} failures after {shadow.failures} and {command.kind}")
         self._follow(shadow, final=command.kind is FailureKind.FINAL)
+
+    def _heard(self, command: Heartbeat | Register, answer: Any) -> None:
+        incarnation = command.incarnation if isinstance(command, Heartbeat) else command.node.incarnation
+        self.heard_at[incarnation] = self._world.timeline.now
 
     def _ended_by_client(self, command: Abort | Detach, answer: Any) -> None:
         if answer.status == "TOMBSTONED":

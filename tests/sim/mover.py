@@ -37,6 +37,10 @@ class Mover(Part):
         if self.entered_at is None:
             self._start()
 
+    def get_stuck(self) -> None:
+        """The running job, or the next one, never ends."""
+        self.stuck = True
+
     def _start(self) -> None:
         world = self.process.world
         self.entered_at = world.timeline.now

@@ -18,15 +18,18 @@ _SLACK_S = 0.3
 
 
 def still_held(world: World, shadows: Iterable[Shadow]) -> tuple[str, str] | None:
-    """(What, uid) of something that a process has held for longer than its death may take to be noticed, counted from
-    when the ledger could have done it."""
+    """(What, uid) of something that a process has held for longer than its death may take to be noticed.
+
+    Counted from when the ledger could have done it, and from the last sign of life that it heard, however late.
+    """
     bound_s = world.times.decided_s
     if not world.ledger.works or world.timeline.now - world.ledger.healthy_since < bound_s:
         return None
     for shadow in shadows:
         for holder in shadow.holders:
             died_at = world.died_at(holder)
-            if died_at is not None and world.timeline.now - died_at > bound_s:
+            silent_since = max(died_at or 0.0, world.checker.heard_at.get(holder, 0.0))
+            if died_at is not None and world.timeline.now - silent_since > bound_s:
                 return f"{holder}, dead since {died_at:.3f}, still holds it", shadow.uid
     return None
 

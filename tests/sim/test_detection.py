@@ -10,7 +10,7 @@ import pytest
 
 from app.ledger.memory import MemoryLedger, attempts, ledger, recovery, requests
 from app.ledger.memory.state import Store
-from app.protocol.commands import Admit, Claim, Command, Emit, FailAttempt, FailureKind, Watcher
+from app.protocol.commands import Admit, Claim, Command, Emit, FailAttempt, FailureKind, ReportExit, ScanAnswer, Watcher
 from app.protocol.holding import Held, Holding
 from tests.sim.disasters import Disaster
 from tests.sim.faults import Fault
@@ -112,6 +112,11 @@ def test_the_same_client_id_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_dead_node_from_which_nobody_takes_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recovery, "_recover", lambda store, recovered: ([], False))
     assert "still holds it" in first_violation((Disaster.NODE_CRASHES,))
+
+
+def test_a_reported_exit_that_nobody_acts_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ledger._HANDLERS, ReportExit, lambda store, command: ScanAnswer(True, store.time))
+    assert "before our eyes" in first_violation((Disaster.NODE_CRASHES,))
 
 
 def test_an_answer_that_is_spliced_from_two(monkeypatch: pytest.MonkeyPatch) -> None:
