@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tests.model.chosen import ChosenFaults, ChosenSupervisor, SteadyPace
 from tests.model.parcels import Entry, bring, of_process, pending, take
@@ -65,7 +65,10 @@ class Cluster:
         if kind not in _ALLOWED.get(self._mood, (kind,)):
             return False
         scenario = self.world.scenario
-        self.world.scenario = replace(scenario, rates={**scenario.rates, kind: 1.0})  # type: ignore[dict-item]
+        struck: dict[Any, float] = {**scenario.rates, kind: 1.0}
+        if Disaster.NODE_DRAINS in struck and any(each.startswith("ledger ") for each in struck):
+            struck[Disaster.NODE_CRASHES] = 1.0  # a node that leaves and is not heard is a lost one to the ledger
+        self.world.scenario = replace(scenario, rates=struck)
         return True
 
     # clients
