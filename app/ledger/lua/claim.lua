@@ -17,12 +17,14 @@ end
 local node = worker(cmd.incarnation, 'prefill')
 if not node then return answer({ status = 'REFUSED' }) end
 
+-- could: this node may take it now or once it has blocks. Who cannot is passed over, and holds nobody up.
 local function candidate(uid)
   local c = redis.call('HMGET', P .. 'rec:' .. uid, 'state', 'total', 'queued_at', 'seq', 'attempt', 'suspect')
   if c[1] ~= 'QUEUED' then return nil end
-  local alone = not node.suspect or (tonumber(c[6]) or 0) == 0
+  local need = blocks(tonumber(c[2]))
+  local could = need <= math.max(node.num_blocks, cmd.free_blocks) and not (node.suspect and (tonumber(c[6]) or 0) > 0)
   return {
-    fits = alone and blocks(tonumber(c[2])) <= cmd.free_blocks, waited = now - tonumber(c[3]), seq = tonumber(c[4]),
+    could = could, fits = could and need <= cmd.free_blocks, waited = now - tonumber(c[3]), seq = tonumber(c[4]),
     requeued = c[5] ~= '1',
   }
 end
@@ -30,11 +32,14 @@ end
 local hinted = cmd.hint_uid ~= '' and candidate(cmd.hint_uid)
 if hinted and not hinted.fits then hinted = nil end
 local uid = walk(P .. 'queue', node, function(uids)
-  local first
+  local head, first
   for _, each in ipairs(uids) do
     if hinted and each == cmd.hint_uid then return each end
     local c = candidate(each)
     if c and hinted and c.seq > hinted.seq then return cmd.hint_uid end
+    -- The oldest that this node could ever hold: see reserve_next.
+    if c and c.could and not c.fits and not head and c.waited > PASSED_OVER_MS then return nil, true end
+    head = head or (c and c.could)
     if c and c.fits then
       first = first or each
       if not hinted or c.waited > PASSED_OVER_MS then return first end

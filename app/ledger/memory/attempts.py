@@ -66,27 +66,44 @@ def _owner(record: Record) -> tuple[str, str]:
 
 
 def _claim_picker(store: Store, command: Claim, node: Node) -> Pick:
-    def candidate(uid: str) -> Record | None:
-        record = store.records.get(uid)
-        if record is None or record.state is not RequestState.QUEUED:
-            return None
-        if record.suspect and node.suspect:
-            return None
-        return record if blocks(record.total, command.block_size_tokens) <= command.free_blocks else None
+    def fits(record: Record) -> bool:
+        return blocks(record.total, command.block_size_tokens) <= command.free_blocks
 
-    hinted = candidate(command.hint_uid)
+    def waited_long(record: Record) -> bool:
+        return store.time - record.queued_at > PASSED_OVER_MS
+
+    hinted = _candidate(store, command, node, command.hint_uid)
+    if hinted is not None and not fits(hinted):
+        hinted = None
 
     def pick(uids: list[str]) -> tuple[str | None, bool]:
+        head = True
         first: str | None = None
-        for record in filter(None, map(candidate, uids)):
+        for uid in uids:
+            record = _candidate(store, command, node, uid)
+            if record is None:
+                continue
             if hinted is not None and record.seq >= hinted.seq:
                 break
-            first = first or record.uid
-            if hinted is None or store.time - record.queued_at > PASSED_OVER_MS:
-                return first, False
+            if fits(record):
+                first = first or uid
+                if hinted is None or waited_long(record):
+                    return first, False
+            elif head and waited_long(record):
+                return None, True
+            head = False
         return (hinted.uid if hinted else None), False
 
     return pick
+
+
+def _candidate(store: Store, command: Claim, node: Node, uid: str) -> Record | None:
+    """A queued request that this node may take, now or once it has blocks."""
+    record = store.records.get(uid)
+    if record is None or record.state is not RequestState.QUEUED or (record.suspect and node.suspect):
+        return None
+    most = max(node.info.num_blocks, command.free_blocks)
+    return record if blocks(record.total, command.block_size_tokens) <= most else None
 
 
 def stamp(store: Store, command: Stamp) -> StampAnswer:

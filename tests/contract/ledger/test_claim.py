@@ -42,9 +42,27 @@ def test_an_older_one_that_waited_over_two_seconds_goes_first(world: World) -> N
 
 def test_an_older_one_that_does_not_fit_does_not_hold_up_the_hint(world: World) -> None:
     world.admit("large", prompt=160)
-    world.advance(5_000)
+    world.advance(2_000)
     world.admit("hinted", prompt=16)
     assert world.work("f", "hinted", free=1).uid == "hinted"
+
+
+@pytest.mark.parametrize("hint", ["", "small"])
+def test_once_the_head_has_waited_over_two_seconds_blocks_are_kept_free_for_it(world: World, hint: str) -> None:
+    world.admit("large", prompt=160)
+    world.advance(2_001)
+    world.admit("small", prompt=16)
+    assert world.claim("f1", hint, free=9).status is ClaimStatus.NOTHING
+    assert world.work("f2", hint, free=10).uid == "large"
+    assert world.work("f3", hint, free=1).uid == "small"
+
+
+def test_a_head_that_could_never_fit_this_node_holds_nobody_up(world: World) -> None:
+    world.node("tiny", "prefill", num_blocks=5)
+    world.admit("large", prompt=160)
+    world.advance(10_000)
+    world.admit("small", prompt=4)
+    assert world.work("f", node="tiny", free=5).uid == "small"
 
 
 @pytest.mark.parametrize("hint", ["", "unknown", "large", "taken"])

@@ -13,7 +13,7 @@ ATTEMPTS = (
         "claim-state",
         "one attempt at a time: a doubled bell does not claim what is claimed",
         lua=(lua("if c[1] ~= 'QUEUED' then return nil end", "if not c[1] then return nil end", "claim.lua"),),
-        twin=(twin("if record is None or record.state is not RequestState.QUEUED:", "if record is None:"),),
+        twin=(twin("if record is None or record.state is not RequestState.QUEUED or (", "if record is None or ("),),
         tests=(f"{_TESTS}test_without_a_hint_that_can_be_taken_the_oldest_that_fits_is",),
     ),
     ledger(
@@ -34,6 +34,13 @@ ATTEMPTS = (
         lua=(lua("local claimed = redis.call('GET', P .. 'fence:' .. cmd.fence)", "local claimed = nil"),),
         twin=(twin("claimed = store.fences.get(command.fence)", "claimed = None"),),
         tests=(f"{_TESTS}test_a_fence_whose_attempt_has_ended_claims_nothing_more",),
+    ),
+    ledger(
+        "claim-head",
+        "nothing passes a head that has waited for long: a large prompt does not starve",
+        lua=(lua("if c and c.could and not c.fits and not head and", "if false and"),),
+        twin=(twin("elif head and waited_long(record):", "elif False:"),),
+        tests=(f"{_TESTS}test_once_the_head_has_waited_over_two_seconds_blocks_are_kept_free_for_it",),
     ),
     Mutant(
         "claim-fence-kept-by-the-server",
@@ -60,8 +67,8 @@ ATTEMPTS = (
     ledger(
         "claim-fits",
         "a node is given no more than its free blocks hold",
-        lua=(lua("blocks(tonumber(c[2])) <= cmd.free_blocks", "true", "claim.lua"),),
-        twin=(twin("return record if blocks(record.total,", "return record if True or blocks(record.total,"),),
+        lua=(lua("fits = could and need <= cmd.free_blocks", "fits = could", "claim.lua"),),
+        twin=(twin("return blocks(record.total, command.block_size_tokens) <= command.free_blocks", "return True"),),
         tests=(f"{_TESTS}test_a_node_without_room_gets_nothing",),
     ),
     ledger(

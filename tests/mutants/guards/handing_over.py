@@ -35,6 +35,13 @@ HANDING_OVER = (
         tests=("tests/contract/ledger/test_lines.py::test_a_waiter_whose_record_moved_on_is_dropped",),
     ),
     ledger(
+        "reserve-head",
+        "nothing passes a head that has waited for long: a large request does not starve",
+        lua=(lua("if not head and c.waited >= PASSED_OVER_MS then", "if false then"),),
+        twin=(twin("if head and store.time - record.claimed_at >= PASSED_OVER_MS:", "if False:"),),
+        tests=(f"{_TESTS}test_nothing_passes_a_head_that_has_waited_two_seconds",),
+    ),
+    ledger(
         "reserve-again",
         "rule 2: the same lease id again answers with the same lease",
         lua=(lua("if r and l[1] == 'RESERVED' and l[2] == cmd.incarnation then", "if false then", "reserve_next.lua"),),

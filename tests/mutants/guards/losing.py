@@ -81,15 +81,15 @@ LOSING = (
     ledger(
         "suspects-claimed-together",
         "poison does not take a second suspect along: on a prefill node",
-        lua=(lua("local alone = not node.suspect or (tonumber(c[6]) or 0) == 0", "local alone = true"),),
-        twin=(twin("if record.suspect and node.suspect:", "if False:"),),
+        lua=(lua("and not (node.suspect and (tonumber(c[6]) or 0) > 0)", "", "claim.lua"),),
+        twin=(twin("or (record.suspect and node.suspect):", ":", "attempts.py"),),
         tests=(f"{_LOSS}test_a_node_gets_no_second_suspect",),
     ),
     ledger(
         "suspects-leased-together",
         "poison does not take a second suspect along: on a decode node",
-        lua=(lua("and not (node.suspect and (tonumber(c[6]) or 0) > 0)", ""),),
-        twin=(twin("or (record.suspect and node.suspect):", ":"),),
+        lua=(lua("and not (node.suspect and (tonumber(c[6]) or 0) > 0)", "", "reserve_next.lua"),),
+        twin=(twin("or (record.suspect and node.suspect):", ":", "handoff.py"),),
         tests=(f"{_LOSS}test_a_node_gets_no_second_suspect",),
     ),
     ledger(
