@@ -7,11 +7,12 @@ import threading
 import time
 from collections.abc import Callable
 
-from app.errors import LedgerError
+from app.errors import LedgerError, LedgerForeign
 from app.ledger import Ledger
 from app.protocol.commands import Bell, Heartbeat, NodeStatus, Register, Scan
 from app.schemas import Gauges, NodeInfo
 from app.settings import Settings
+from app.versions import SPOKEN
 
 logger = logging.getLogger("baton.node")
 
@@ -66,6 +67,7 @@ class HeartbeatThread:
         self._wants_registration = True
         self._registered = threading.Event()
         self._refusal = ""
+        self._version = SPOKEN.oldest
         self._answered_at = float("-inf")
         self._scan_at = 0.0
         self._silent = False
@@ -102,6 +104,11 @@ class HeartbeatThread:
         return self._refusal
 
     @property
+    def version(self) -> int:
+        """How messages to other nodes are to be written: what the ledger said last."""
+        return self._version
+
+    @property
     def answered_at(self) -> float:
         """Monotonic time of the last registration or heartbeat that was taken; minus infinity before the first."""
         return self._answered_at
@@ -123,6 +130,9 @@ class HeartbeatThread:
         try:
             self._beat(gauges)
             self._after_beat()
+        except LedgerForeign as error:  # the data are of a release that this one does not read: no waiting cures it
+            self._be_refused(str(error))
+            return
         except LedgerError as error:
             if not self._silent:
                 logger.warning("ledger does not answer node=%s: %s", self._node.name, error)
@@ -150,6 +160,7 @@ class HeartbeatThread:
             self._on_lost()
             return
         self._answered_at = time.monotonic()
+        self._version = answer.version
         if answer.run_id != self._run_id:
             self._run_id = answer.run_id
             self._on_ledger_restarted()
@@ -157,10 +168,7 @@ class HeartbeatThread:
     def _register(self) -> None:
         answer = self._ledger.execute(Register(self._node, round(1000 * self._settings.node_ttl_s)))
         if answer.status is not NodeStatus.OK:
-            if answer.detail != self._refusal:
-                logger.error("registration refused node=%s: %s", self._node.name, answer.detail)
-            self._refusal = answer.detail
-            self._on_refused(answer.detail)
+            self._be_refused(answer.detail)
             return
         logger.info(
             "registered node=%s role=%s incarnation=%s", self._node.name, self._node.role, self._node.incarnation
@@ -168,6 +176,13 @@ class HeartbeatThread:
         self._wants_registration = False
         self._refusal = ""
         self._run_id = answer.run_id
+        self._version = answer.version
         self._answered_at = time.monotonic()
         self._registered.set()
         self._on_registered()
+
+    def _be_refused(self, detail: str) -> None:
+        if detail != self._refusal:
+            logger.error("registration refused node=%s: %s", self._node.name, detail)
+        self._refusal = detail
+        self._on_refused(detail)

@@ -12,6 +12,7 @@ One thread owns all sockets. Wire format: JSON in one frame. No pickle.
 from __future__ import annotations
 
 import itertools
+import json
 import threading
 import time
 from collections import deque
@@ -25,6 +26,7 @@ from pydantic import Field, JsonValue, ValidationError
 from app.errors import StartupError
 from app.protocol.messages import MESSAGES, Id, Message, Refusal, Reply, refused
 from app.schemas import Frozen
+from app.versions import SPOKEN, written_as
 
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 _HIGH_WATER = 1024
@@ -56,6 +58,10 @@ class Answer(Frozen):
 
     number: int
     reply: Reply
+
+    def written_as(self, version: int) -> bytes:
+        """As a frame for readers of ``version``."""
+        return json.dumps({"number": self.number, "reply": written_as(self.reply, version)}).encode()
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +116,8 @@ class Link:
         on_crash: Callable[[str, BaseException], None],
     ) -> None:
         self.incarnation = incarnation
+        self.version = SPOKEN.oldest
+        """How messages are written: what the ledger last said."""
         self._on_call = on_call
         self._on_crash = on_crash
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -154,7 +162,7 @@ class Link:
             sender=self.incarnation,
             boot=self._boot,
             deadline=deadline,
-            message=message.model_dump(mode="json"),
+            message=written_as(message, self.version),
         )
         self._do(_Call(number, address, incarnation, envelope.model_dump_json().encode(), deadline, done))
 
@@ -352,7 +360,9 @@ class Link:
         try:
             return refused(Refusal.NONE), MESSAGES.validate_python(envelope.message)
         except ValidationError as error:
-            return refused(Refusal.MALFORMED, str(error.errors(include_url=False)[0])[:200]), None
+            first = error.errors(include_url=False)[0]
+            reason = Refusal.VERSION if first["loc"][-1:] == ("v",) else Refusal.MALFORMED
+            return refused(reason, str(first)[:200]), None
 
     def _send_reply(self, call_id: str, reply: Reply) -> None:
         waiting = self._answering.pop(call_id, None)
@@ -360,7 +370,7 @@ class Link:
             self._send(*waiting, reply)
 
     def _send(self, route: list[bytes], number: int, reply: Reply) -> None:
-        frame = Answer(number=number, reply=reply).model_dump_json().encode()
+        frame = Answer(number=number, reply=reply).written_as(self.version)
         try:
             self._router.send_multipart([*route, frame], zmq.NOBLOCK)
         except zmq.ZMQError:

@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.versions import SPOKEN
+
 FinishReason = Literal["stop", "length"]
 Role = Literal["prefill", "decode", "control", "web"]
 
@@ -41,7 +43,13 @@ class SamplingParams(Frozen):
         return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
 
 
-class NodeInfo(Frozen):
+class Shown(Frozen):
+    """What nodes of other versions read too: they pass over names that they do not know."""
+
+    model_config = ConfigDict(extra="ignore")
+
+
+class NodeInfo(Shown):
     """One running worker process, or one gunicorn worker of web, as it registers in the ledger."""
 
     incarnation: str
@@ -57,9 +65,11 @@ class NodeInfo(Frozen):
     """Fingerprint of model and KV layout. Nodes that hold KV must agree on it."""
     num_blocks: int = 0
     block_size_tokens: int = 0
+    newest: int = SPOKEN.newest
+    """The newest version of ledger data and messages that it reads."""
 
 
-class Gauges(Frozen):
+class Gauges(Shown):
     """What a node says of itself with each heartbeat."""
 
     health: str = "healthy"

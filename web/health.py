@@ -40,6 +40,7 @@ def cluster() -> Response:
         {
             "nodes": [_describe_node(n) for n in answer.nodes],
             "leases": [_describe_lease(lease) for lease in answer.leases],
+            "version": answer.version,
             "queued": answer.queued,
             "waiting_for_grant": answer.waiting_for_grant,
         }
@@ -74,6 +75,7 @@ def _describe_node(node: ClusterNode) -> dict[str, Any]:
         "pid": info.pid,
         "host": info.host,
         "incarnation": info.incarnation,
+        "reads_version": info.newest,
         "health": _health_of(node),
         "heartbeat_age_s": node.heartbeat_age_ms / 1000,
         "blocks": {"total": info.num_blocks, "free": 0, "cached": 0} | gauges.blocks,

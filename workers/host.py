@@ -124,7 +124,7 @@ class NodeHost:
             on_lost=lambda: self._post(on.RegistrationLost()),
             on_refused=self._refused,
             on_ledger_restarted=lambda: self._post(on.LedgerRestarted()),
-            after_beat=self._transport.forget_gone,
+            after_beat=self._after_beat,
         )
         self._thread = threading.Thread(target=self._run, name="node", daemon=True)
         self._stall_s = settings.engine_stall_s
@@ -299,8 +299,15 @@ class NodeHost:
         if not self._closed:
             end_crashed(self._nodename, lane, error)
 
+    def _after_beat(self) -> None:
+        self._link.version = self._heartbeat.version
+        if self._heartbeat.registered:
+            self._refused_since = 0.0
+        self._transport.forget_gone()
+
     def _registered(self) -> None:
         self._refused_since = 0.0
+        self._link.version = self._heartbeat.version
         self._post(on.Registered())
 
     def _refused(self, detail: str) -> None:

@@ -15,7 +15,8 @@ from redis.connection import AbstractConnection, ConnectionPool
 from redis.retry import Retry
 
 from app.errors import LedgerForeign, LedgerUnavailable
-from app.ledger.scripts import SCHEMA, load_scripts
+from app.ledger.scripts import load_scripts
+from app.versions import Versions
 
 Arguments = tuple[str | bytes | int, ...]
 Reply = Any
@@ -61,11 +62,23 @@ def foreign(prefix: str, why: str, instead: str = "or remove those keys") -> Led
     return LedgerForeign(f"ledger: the keys {prefix}* {why}: set BATON_NAMESPACE to a name that is free, {instead}")
 
 
+def other_version(prefix: str, version: str, ours: Versions) -> LedgerForeign:
+    """The error for data of a version that this program does not read."""
+    if not version.isdigit():
+        return foreign(prefix, f"belong to another program (their version is {version!r})")
+    age = "newer" if int(version) > ours.newest else "older"
+    reads = str(ours.newest) if ours.oldest == ours.newest else f"{ours.oldest} to {ours.newest}"
+    return foreign(
+        prefix, f"have version {version}, {age} than this process reads ({reads})", "or run the release that wrote them"
+    )
+
+
 class Server:
     """The server's life that this process has met, and ledger time as last seen."""
 
-    def __init__(self, url: str, prefix: str, timeout_s: float) -> None:
+    def __init__(self, url: str, prefix: str, timeout_s: float, versions: Versions) -> None:
         self._prefix = prefix
+        self._versions = versions
         self._life = threading.Lock()
         self._run_id = ""
         self._seen = (0, float("-inf"))
@@ -89,7 +102,7 @@ class Server:
 
         Raises:
             LedgerUnavailable: there is none; nothing was sent.
-            LedgerForeign: the data there have another schema.
+            LedgerForeign: the data there are of a version that is not read here.
         """
         try:
             connection = self._pool.get_connection()
@@ -126,7 +139,7 @@ class Server:
             run_id = next((line[7:].strip() for line in info.splitlines() if line.startswith("run_id:")), "")
             if run_id and run_id == self._run_id:
                 return
-            load_all(connection)
+            load_all(connection, self._versions)
             self._hello(connection)
             with self._life:
                 self._run_id = run_id
@@ -137,7 +150,7 @@ class Server:
 
     def _hello(self, connection: AbstractConnection) -> int:
         arguments = (1, self._prefix, "{}", "")
-        script = load_scripts()["hello"]
+        script = load_scripts(self._versions)["hello"]
         try:
             text = _ask(connection, ("EVALSHA", script.sha, *arguments))
         except exceptions.NoScriptError:
@@ -148,18 +161,11 @@ class Server:
             raise
         try:
             answer = json.loads(text)
-            schema, time_ms = str(answer["schema"]), int(answer["time_ms"])
+            version, time_ms = str(answer["version"]), int(answer["time_ms"])
         except (ValueError, KeyError, TypeError) as error:
             raise LedgerForeign(f"ledger: what answers is no ledger of ours: {error!r}") from error
-        if not schema.isdigit():
-            raise foreign(self._prefix, f"belong to another program (their schema is {schema!r})")
-        if schema != str(SCHEMA):
-            age = "newer" if int(schema) > SCHEMA else "older"
-            raise foreign(
-                self._prefix,
-                f"have schema {schema}, {age} than {SCHEMA} of this process",
-                "or run the version that wrote them",
-            )
+        if not (version.isdigit() and int(version) in self._versions):
+            raise other_version(self._prefix, version, self._versions)
         self.saw(time_ms)
         return time_ms
 
@@ -169,9 +175,9 @@ def _ask(connection: AbstractConnection, arguments: Arguments) -> Reply:
     return connection.read_response()
 
 
-def load_all(connection: AbstractConnection) -> None:
+def load_all(connection: AbstractConnection, versions: Versions) -> None:
     """Load every script. Where the server refuses one, its first call says NOSCRIPT, and that it has not run."""
-    exchange(connection, [("SCRIPT", "LOAD", script.text) for script in load_scripts().values()])
+    exchange(connection, [("SCRIPT", "LOAD", script.text) for script in load_scripts(versions).values()])
 
 
 def exchange(connection: AbstractConnection, commands: Sequence[Arguments]) -> list[Reply]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from redis import Redis, exceptions
@@ -22,6 +23,7 @@ from app.ledger.connection import (
     foreign,
     load_all,
     make_pool,
+    other_version,
     refused,
 )
 from app.ledger.ids import CALL_TTL_MS, check_ids
@@ -38,6 +40,7 @@ from app.protocol.commands import (
     Snapshot,
 )
 from app.settings import Settings
+from app.versions import SPOKEN, Versions
 
 logger = logging.getLogger(__name__)
 
@@ -58,19 +61,29 @@ class RedisLedger:
     Nothing is retried here: a repeated command is the caller's decision (rule 2).
     """
 
-    def __init__(self, url: str, namespace: str, *, timeout_s: float, call_ttl_ms: int = CALL_TTL_MS) -> None:
+    def __init__(
+        self,
+        url: str,
+        namespace: str,
+        *,
+        timeout_s: float,
+        call_ttl_ms: int = CALL_TTL_MS,
+        versions: Versions = SPOKEN,
+    ) -> None:
         """
         Args:
             url: redis://, rediss:// or unix:///path.
             namespace: prefix of every key.
             timeout_s: connecting, and waiting for an answer.
             call_ttl_ms: how far behind the last seen ledger time a write's ``not_after`` lies.
+            versions: of the data that this process reads.
         """
+        self._versions = versions
         self._url = url
         self._prefix = f"{namespace}:{{0}}:"
         self._timeout_s = timeout_s
         self._call_ttl_ms = call_ttl_ms
-        self._server = Server(url, self._prefix, timeout_s)
+        self._server = Server(url, self._prefix, timeout_s, versions)
         self._events: tuple[int, ConnectionPool] | None = None
         self._complaints: set[str] = set()
 
@@ -137,20 +150,19 @@ class RedisLedger:
             return [error] * len(commands)
         return [self._result(command, reply, not_after_ms) for command, reply in zip(commands, replies, strict=True)]
 
-    @staticmethod
-    def _exchange(connection: AbstractConnection, calls: list[Arguments]) -> list[Reply]:
+    def _exchange(self, connection: AbstractConnection, calls: list[Arguments]) -> list[Reply]:
         replies = exchange(connection, calls)
         missing = [i for i, reply in enumerate(replies) if isinstance(reply, exceptions.NoScriptError)]
         if missing and not isinstance(replies[-1], Lost):
             # Somebody flushed the scripts; a NOSCRIPT command has certainly not run.
-            load_all(connection)
+            load_all(connection, self._versions)
             for i, reply in zip(missing, exchange(connection, [calls[i] for i in missing]), strict=True):
                 replies[i] = reply
         return replies
 
     def _call(self, command: Command, not_after_ms: int) -> Arguments:
         exempt = type(command) in EXEMPT_FROM_NOT_AFTER
-        sha = load_scripts()[command.name].sha
+        sha = load_scripts(self._versions)[command.name].sha
         return ("EVALSHA", sha, 1, self._prefix, encode(command), "" if exempt else not_after_ms)
 
     def _result(self, command: Command, reply: Reply, not_after_ms: int) -> Answer | LedgerError:
@@ -167,7 +179,7 @@ class RedisLedger:
             return foreign
         self._server.saw(answer.time_ms)
         if isinstance(answer, NodeAnswer):
-            return NodeAnswer(answer.status, answer.time_ms, answer.detail, self._server.run_id)
+            return replace(answer, run_id=self._server.run_id)
         return answer
 
     def _error(self, command: Command, reply: Exception, not_after_ms: int) -> LedgerError:
@@ -180,6 +192,8 @@ class RedisLedger:
             return unavailable
         if str(reply).startswith("WRONGTYPE"):
             return foreign(self._prefix, f"belong to another program ({reply})")
+        if str(reply).startswith("FOREIGN "):
+            return other_version(self._prefix, str(reply).split()[1], self._versions)
         if not isinstance(reply, Lost):
             self._complain(LedgerError(f"{command.name}: the script failed: {reply}"))
         if isinstance(command, _READS):

@@ -10,9 +10,7 @@ from importlib.resources import files
 from typing import get_args
 
 from app.protocol.commands import Command
-
-SCHEMA = 2
-"""Version of the keys and fields that the scripts write. Raise it with every change that old processes misread."""
+from app.versions import SPOKEN, Versions
 
 LIBRARY = ("keys", "records", "nodes", "ends", "recovery")
 """The files of ``lua/_lib`` in the order in which each may use those before it."""
@@ -28,11 +26,11 @@ class Script:
 
 
 @cache
-def load_scripts() -> Mapping[str, Script]:
-    """Every script by the ``name`` of its command."""
+def load_scripts(versions: Versions = SPOKEN) -> Mapping[str, Script]:
+    """Every script by the ``name`` of its command. ``versions``: of the data that they read."""
     folder = files("app.ledger") / "lua"
     parts = [(folder / "_lib" / f"{part}.lua").read_bytes() for part in LIBRARY]
-    library = b"\n".join([f"local SCHEMA = {SCHEMA}".encode(), *parts, b""])
+    library = b"\n".join(["local OLDEST, NEWEST = {}, {}".format(*versions).encode(), *parts, b""])
     scripts = {}
     for name in ("hello", *(command.name for command in get_args(Command))):
         text = library + (folder / f"{name}.lua").read_bytes()

@@ -77,7 +77,7 @@ def _admit(command: Admit) -> dict[str, Any]:
         "client_id": command.client_id,
         "prompt": json.dumps(command.prompt_ids, separators=(",", ":")),
         "prompt_tokens": len(command.prompt_ids),
-        "sampling": command.sampling.model_dump_json(),
+        "sampling": command.sampling.model_dump_json(exclude_defaults=True),
         "max_tokens": command.sampling.max_tokens,
         "web": command.watcher.web,
         "connection": command.watcher.connection,
@@ -106,6 +106,7 @@ def _register(command: Register) -> dict[str, Any]:
         "layout": node.layout,
         "num_blocks": node.num_blocks,
         "room_tokens": node.num_blocks * node.block_size_tokens,
+        "newest": node.newest,
         "info": node.model_dump_json(),
         "node_ttl_ms": command.node_ttl_ms,
     }
@@ -201,7 +202,7 @@ def _emit_answer(raw: Raw) -> EmitAnswer:
 
 
 def _node_answer(raw: Raw) -> NodeAnswer:
-    return NodeAnswer(NodeStatus(raw["status"]), raw["time_ms"], raw.get("detail", ""))
+    return NodeAnswer(NodeStatus(raw["status"]), raw["time_ms"], raw.get("detail", ""), version=raw.get("version", 0))
 
 
 def _scan_answer(raw: Raw) -> ScanAnswer:
@@ -248,6 +249,7 @@ def _cluster_answer(raw: Raw) -> ClusterAnswer:
         leases=tuple(_cluster_lease(lease) for lease in raw["leases"] or ()),
         queued=raw["queued"],
         waiting_for_grant=raw["waiting"],
+        version=raw["version"],
     )
 
 

@@ -23,10 +23,13 @@ from pydantic import Field, TypeAdapter
 from app.protocol.commands import FailureKind
 from app.protocol.tables import FailureReason
 from app.schemas import Frozen, KVLocation
+from app.versions import SPOKEN
 
 Id = Annotated[str, Field(min_length=1, max_length=128)]
 Token = Annotated[int, Field(ge=0, lt=2**31)]
 Index = Annotated[int, Field(ge=0, lt=2**31)]
+Version = Annotated[int, Field(ge=SPOKEN.oldest, le=SPOKEN.newest)]
+"""Who sends a message writes it as the ledger's version says: see ``versions.written_as``."""
 
 
 class Refusal(StrEnum):
@@ -34,6 +37,7 @@ class Refusal(StrEnum):
 
     NONE = ""
     MALFORMED = "malformed"
+    VERSION = "version"  # of a version that is not read here
     INCARNATION = "incarnation"  # addressed to an earlier life of this process
     EXPIRED = "expired"  # its deadline had passed when it was read
     UNKNOWN_ATTEMPT = "unknown_attempt"
@@ -54,7 +58,7 @@ NOBODYS = frozenset({Refusal.HANDED_BACK, Refusal.UNKNOWN_ATTEMPT, Refusal.OTHER
 class HandoffMessage(Frozen):
     """What every message carries."""
 
-    v: Literal[1] = 1
+    v: Version = SPOKEN.newest
     uid: Id
     attempt: Annotated[int, Field(ge=1)]
     fence: Id
@@ -108,7 +112,7 @@ class PullResult(HandoffMessage):
 class Reply(Frozen):
     """The acknowledgement of a call: accepted, or refused with a reason."""
 
-    v: Literal[1] = 1
+    v: Version = SPOKEN.newest
     accepted: bool
     reason: Refusal = Refusal.NONE
     detail: str = ""

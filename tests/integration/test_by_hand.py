@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -19,6 +15,7 @@ import pytest
 
 from app.launcher.plan import SOURCE_ROOT
 from app.valkey import EmbeddedValkey
+from tests.integration.by_hand import Web, free_port, wait_for
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 
@@ -31,47 +28,6 @@ def readme_commands() -> list[str]:
     section = (SOURCE_ROOT / "README.md").read_text().split("## Each process by hand")[1].split("\n## ")[0]
     lines = re.findall(r"^((?:FLOWER_BASIC_AUTH=\S+ )?(?:celery|gunicorn) .*)$", section, re.MULTILINE)
     return [str(line) for line in lines]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def wait_for(condition: Callable[[], bool], within_s: float, tell: Callable[[], str]) -> None:
-    deadline = time.monotonic() + within_s
-    tick = subprocess.Popen(["sleep", "infinity"])
-    try:
-        while not condition():
-            assert time.monotonic() < deadline, tell()
-            try:
-                tick.wait(0.2)
-            except subprocess.TimeoutExpired:
-                continue
-    finally:
-        tick.kill()
-        tick.wait()
-
-
-class Web:
-    def __init__(self, port: int) -> None:
-        self.port = port
-
-    def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, object]]:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
-        try:
-            connection.request(method, path, json.dumps(body), {"content-type": "application/json"})
-            response = connection.getresponse()
-            return response.status, json.loads(response.read())
-        finally:
-            connection.close()
-
-    def answers(self, path: str, status: int) -> bool:
-        try:
-            return self.ask("GET", path)[0] == status
-        except (OSError, http.client.HTTPException):
-            return False
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import zmq
@@ -212,20 +213,23 @@ def test_what_is_no_call_is_not_delivered_and_the_next_call_works(caller: Link, 
     assert peer.got == [RESULT] * 3
 
 
-def test_a_malformed_message_in_a_good_envelope_is_refused_by_name() -> None:
+@pytest.mark.parametrize(
+    ("message", "reason"), [({"kind": "grant"}, "malformed"), (RESULT.model_dump() | {"v": 99}, "version")]
+)
+def test_a_malformed_message_in_a_good_envelope_is_refused_by_name(message: dict[str, Any], reason: str) -> None:
     peer = Peer("peer")
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:
         with context.socket(zmq.DEALER) as stranger:
             stranger.setsockopt(zmq.LINGER, 0)
             stranger.connect(peer.link.address)
-            stranger.send_multipart([b"", json.dumps({**ENVELOPE, "message": {"kind": "grant"}}).encode()])
+            stranger.send_multipart([b"", json.dumps({**ENVELOPE, "message": message}).encode()])
             assert stranger.poll(5000)
             answer = json.loads(stranger.recv_multipart()[-1])
     finally:
         context.term()
         peer.link.close()
-    assert (answer["number"], answer["reply"]["reason"]) == (1, "malformed")
+    assert (answer["number"], answer["reply"]["reason"]) == (1, reason)
 
 
 def test_a_call_on_a_closed_link_was_certainly_not_sent() -> None:

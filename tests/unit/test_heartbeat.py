@@ -17,6 +17,7 @@ from app.ledger.memory import MemoryLedger
 from app.protocol.commands import Admit, Bell, Cluster, Deregister, Heartbeat, Limits, Register, Scan, Watcher
 from app.schemas import Gauges, NodeInfo, SamplingParams
 from app.settings import load_settings
+from app.versions import SPOKEN
 
 SETTINGS = load_settings(heartbeat_s=0.01, node_ttl_s=5.0)
 NODE = NodeInfo(incarnation="n", role="web", name="web-n", pid=1, host="h", model="one")
@@ -166,6 +167,16 @@ def test_a_refusal_is_kept_for_people_and_ends_when_its_reason_does(
     ledger.execute(Deregister("p"))
     assert heart.wait_registered(5)
     assert heart.refusal == ""
+
+
+def test_a_ledger_that_went_on_to_another_version_is_a_refusal(beat: Any, ledger: Gate, calls: Calls) -> None:
+    heart = beat()
+    assert heart.wait_registered(5)
+    assert heart.version == SPOKEN.newest
+    ledger.store.version = SPOKEN.newest + 1
+    wait_for(lambda: heart.refusal != "")
+    assert f"version {SPOKEN.newest + 1}" in heart.refusal
+    wait_for(lambda: ("refused", heart.refusal) in calls.made)
 
 
 def test_a_restarted_ledger_is_noticed_once(beat: Any, ledger: Gate, calls: Calls) -> None:

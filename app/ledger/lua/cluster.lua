@@ -18,5 +18,5 @@ for _, id in ipairs(redis.call('ZRANGE', P .. 'leases', 0, 999)) do
 end
 return answer({
   nodes = nodes, leases = leases, queued = redis.call('ZCARD', P .. 'queue'),
-  waiting = redis.call('ZCARD', P .. 'waiters'),
+  waiting = redis.call('ZCARD', P .. 'waiters'), version = VERSION,
 })

@@ -1,18 +1,18 @@
 -- Whose data these are, and a read of ledger time: run on connecting to a server life that this process has not met.
--- Touches: meta hash, clock hash; looks whether there are keys without a schema under names that we use.
--- No arguments. Answers: schema, time_ms. Ours: the clock goes on, or starts in a namespace that is empty. Another
--- schema, or "" for data that name none: nothing was touched.
-local theirs = redis.call('HGET', P .. 'meta', 'schema')
-if not theirs then
+-- Touches: clock hash; looks whether there are keys without a version under names that we use.
+-- No arguments. Answers: version, time_ms. Ours: the clock goes on, or starts in a namespace that is empty. A version
+-- that this program does not read, or "" for data that name none: nothing was touched.
+local version = redis.call('HGET', P .. 'clock', 'version')
+if not version then
   local ours = {
-    'meta', 'clock', 'seq', 'queue', 'waiters', 'deadlines', 'rings', 'leases', 'nodes', 'model_nodes', 'unwatched',
-    'avoided', 'avoided_times', 'tombstones', 'exited',
+    'clock', 'seq', 'queue', 'waiters', 'deadlines', 'rings', 'leases', 'nodes', 'model_nodes', 'unwatched', 'avoided',
+    'avoided_times', 'tombstones', 'exited',
   }
   for _, name in ipairs(ours) do
-    if redis.call('EXISTS', P .. name) == 1 then return answer({ schema = '' }) end
+    if redis.call('EXISTS', P .. name) == 1 then return answer({ version = '' }) end
   end
-elseif theirs ~= int(SCHEMA) then
-  return answer({ schema = theirs })
+elseif not string.match(version, '^%d+$') or tonumber(version) < OLDEST or tonumber(version) > NEWEST then
+  return answer({ version = version })
 end
 now = read_clock()
-return answer({ schema = int(SCHEMA) })
+return answer({ version = int(VERSION) })

@@ -1,12 +1,12 @@
 -- Makes a node known. Exempt from not_after: a process has no ledger time before its first answer.
 -- All that make or read tokens serve one model, all that hold KV have one layout.
 -- Touches: node hashes, nodes, room, exited and owned zsets, model_nodes set, clock hash.
--- Arguments: incarnation, role, name, address, model, layout, num_blocks, room_tokens, info (JSON), node_ttl_ms.
--- Answers: OK | REFUSED detail.
+-- Arguments: incarnation, role, name, address, model, layout, num_blocks, room_tokens, newest, info (JSON),
+-- node_ttl_ms. Answers: OK | REFUSED detail, version.
 now = read_clock()
 local inc = cmd.incarnation
 local key = P .. 'node:' .. inc
-local function refused(why) return answer({ status = 'REFUSED', detail = why }) end
+local function refused(why) return answer({ status = 'REFUSED', detail = why, version = VERSION }) end
 
 -- The process is gone; this call of it was under way.
 if redis.call('ZSCORE', P .. 'exited', inc) then return refused('the exit of this incarnation has been reported') end
@@ -41,9 +41,9 @@ if holds_kv(cmd.role) and cmd.room_tokens > 0 then
   redis.call('ZADD', P .. 'room:' .. cmd.role, cmd.room_tokens, inc)
 end
 redis.call('HSET', key, 'info', cmd.info, 'role', cmd.role, 'name', cmd.name, 'address', cmd.address,
-  'model', cmd.model, 'layout', cmd.layout, 'num_blocks', cmd.num_blocks, 'ttl', cmd.node_ttl_ms, 'heartbeat', now,
+  'model', cmd.model, 'layout', cmd.layout, 'num_blocks', cmd.num_blocks, 'newest', cmd.newest, 'ttl', cmd.node_ttl_ms, 'heartbeat', now,
   -- Registering again does not undo a drain.
   'state', state == 'draining' and state or 'alive')
 redis.call('HSETNX', key, 'gauges', '{}')
 redis.call('ZADD', P .. 'nodes', now + cmd.node_ttl_ms, inc)
-return answer({ status = 'OK' })
+return answer({ status = 'OK', version = VERSION })

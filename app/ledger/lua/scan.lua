@@ -1,6 +1,6 @@
 -- release_expired_preallocations, recover_orphans, the abort of what nobody watches, and ring_again, each for up to
--- PER_KIND entries that are due: the cost grows with what is due, not with what exists. Idempotent. Moves ledger time;
--- exempt from not_after.
+-- PER_KIND entries that are due: the cost grows with what is due, not with what exists. Idempotent. Moves ledger time,
+-- and raises the version once all nodes read a newer one; exempt from not_after.
 -- Touches: deadlines, nodes, unwatched, rings, avoided, tombstones, exited zsets, rec, node, avoided_times and clock
 -- hashes, and what end_request, end_attempt and bury touch.
 -- Arguments: min_age_ms. Answers: ran, expired, recovered, dead, bells, more.
@@ -62,4 +62,5 @@ for _, zset in ipairs({ 'tombstones', 'exited' }) do
   local list = due(zset, int(now))
   if #list > 0 then redis.call('ZREM', P .. zset, unpack(list)) end
 end
+if NEWEST > VERSION then raise_version() end
 return answer({ ran = true, expired = expired, recovered = recovered, dead = dead, bells = bells, more = more })

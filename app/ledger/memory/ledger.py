@@ -5,9 +5,10 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from app.errors import LedgerError
+from app.errors import LedgerError, LedgerForeign
 from app.ledger.api import Ledger
 from app.ledger.ids import CALL_TTL_MS, check_ids
 from app.ledger.memory import attempts, handoff, nodes, recovery, requests
@@ -57,6 +58,7 @@ from app.protocol.commands import (
     StampAnswer,
     StampStatus,
 )
+from app.versions import SPOKEN, Versions
 
 _HANDLERS: Mapping[type, Callable[[Store, Any], Answer]] = {
     Admit: requests.admit,
@@ -101,13 +103,17 @@ class MemoryLedger:
     A simulator delivers calls late with ``apply``, and rolls the ledger back with ``save`` and ``restore``.
     """
 
-    def __init__(self, clock: Callable[[], int], *, call_ttl_ms: int = CALL_TTL_MS) -> None:
+    def __init__(
+        self, clock: Callable[[], int], *, call_ttl_ms: int = CALL_TTL_MS, versions: Versions = SPOKEN
+    ) -> None:
         """
         Args:
             clock: the server's wall clock in ms; ledger time follows it by rule 9.
             call_ttl_ms: how far behind ledger time a write's ``not_after`` lies.
+            versions: of the data that this process reads.
         """
         self._clock = clock
+        self._versions = versions
         self._call_ttl_ms = call_ttl_ms
         self._changed = threading.Condition()
         self._life = 1
@@ -143,7 +149,8 @@ class MemoryLedger:
             answer = _HANDLERS[kind](self.store, command)
             self._changed.notify_all()
         if isinstance(answer, NodeAnswer):
-            return NodeAnswer(answer.status, answer.time_ms, answer.detail, self.run_id)
+            version = self.store.version if kind in (Register, Heartbeat) else 0
+            return replace(answer, run_id=self.run_id, version=version)
         return answer
 
     def read_events(self, web: str, after: str, block_ms: int) -> list[tuple[str, Event]]:
@@ -169,8 +176,10 @@ class MemoryLedger:
         """Nothing to give back."""
 
     def _begin(self) -> None:
-        self.store.wall = self._clock()
+        self.store.wall, self.store.newest = self._clock(), self._versions.newest
         self.store.start_clock()
+        if self.store.version not in self._versions:
+            raise LedgerForeign(f"ledger: the data have version {self.store.version}, which is not read here")
         self.store.forget_expired()
 
     def _events_after(self, web: str, position: int) -> list[tuple[str, Event]]:

@@ -126,7 +126,7 @@ def cluster(store: Store, command: Cluster) -> ClusterAnswer:
     scores = {inc: node.fresh_until for inc, node in store.nodes.items()}
     nodes = tuple(_shown_node(store, inc) for inc in ranked(scores, limit=_MOST_SHOWN))
     leases = tuple(_shown_lease(store, key) for key in ranked(store.open_leases, limit=_MOST_SHOWN))
-    return ClusterAnswer(store.time, nodes, leases, len(store.queue), len(store.waiters))
+    return ClusterAnswer(store.time, nodes, leases, len(store.queue), len(store.waiters), store.version)
 
 
 def _shown_node(store: Store, inc: str) -> ClusterNode:

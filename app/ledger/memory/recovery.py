@@ -115,7 +115,15 @@ def scan(store: Store, command: Scan) -> ScanAnswer:
         more = more or len(old) == PER_KIND
         for key in old:
             del scores[key]
+    _raise_version(store)
     return ScanAnswer(True, store.time, bells, tuple(expired), tuple(recovered), tuple(dead), more)
+
+
+def _raise_version(store: Store) -> None:
+    """From now on the newest version is written that every node which is not declared dead reads."""
+    read = [node.info.newest for node in store.nodes.values() if node.state != "dead"]
+    if read:
+        store.version = max(store.version, min(store.newest, *read))
 
 
 def _expire(store: Store) -> tuple[list[str], bool]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from app.protocol.commands import Event, IdempotencyKey, Limits, Watcher
 from app.protocol.tables import IN_PROCESS, LeaseState, RequestState
 from app.schemas import FinishReason, Gauges, NodeInfo, SamplingParams
+from app.versions import SPOKEN
 
 WALK = 64
 PASSED_OVER_MS = 2000
@@ -129,6 +130,9 @@ class Store:
 
     wall: int
     """The server's clock as of the running command, in ms."""
+    newest: int = SPOKEN.newest
+    """What the process reads whose command is running."""
+    version: int = 0
     time: int = -1
     last: int = 0
     scanned: int = -1
@@ -159,6 +163,7 @@ class Store:
     def start_clock(self) -> None:
         if self.time < 0:
             self.time = self.last = self.wall
+            self.version = self.newest
 
     def advance_clock(self) -> None:
         """Rule 9."""

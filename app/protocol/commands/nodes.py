@@ -63,6 +63,8 @@ class NodeAnswer:
     detail: str = ""
     run_id: str = ""
     """Identity of the ledger server's life; a change means restart or failover."""
+    version: int = 0
+    """(Register, Heartbeat) How messages are to be written from now on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,8 @@ class Bell:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """release_expired_preallocations, recover_orphans, ring_again, and the abort of what nobody watches any more.
+    """release_expired_preallocations, recover_orphans, ring_again, and the abort of what nobody watches any more;
+    raises the version once every node reads a newer one.
 
     Does nothing if the last scan is younger than ``min_age_ms``. Bounded work per call (``more`` says that some is
     left). Exempt from not_after; advances ledger time.
@@ -185,3 +188,5 @@ class ClusterAnswer:
     leases: tuple[ClusterLease, ...] = ()
     queued: int = 0
     waiting_for_grant: int = 0
+    version: int = 0
+    """How the ledger's data and messages between nodes are written."""

@@ -43,6 +43,7 @@ from app.protocol.commands import (
     Work,
 )
 from app.schemas import Gauges, NodeInfo, Role, SamplingParams
+from app.versions import Versions
 
 Dump = dict[str, Any]
 LIMITS = Limits(
@@ -89,6 +90,10 @@ class World:
 
     def impatient(self) -> Ledger:
         """The same ledger for a caller all of whose calls arrive after their not_after."""
+        raise AssertionError
+
+    def of_release(self, versions: Versions) -> Ledger:
+        """The same ledger for a process of another release."""
         raise AssertionError
 
     def close(self) -> None:

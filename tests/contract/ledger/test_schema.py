@@ -7,10 +7,10 @@ import redis
 
 from app.errors import LedgerForeign, StartupError
 from app.ledger.redis import check_server
-from app.ledger.scripts import SCHEMA
 from app.protocol.commands import Cluster, Snapshot
 from app.settings import Settings
 from app.valkey import EmbeddedValkey
+from app.versions import SPOKEN
 from tests.contract.ledger.conftest import OpenLedger
 from tests.contract.ledger.worlds import ValkeyWorld
 
@@ -19,14 +19,16 @@ def everything(raw: redis.Redis) -> dict[bytes | str, bytes | None]:
     return {key: raw.dump(key) for key in sorted(raw.keys())}
 
 
-@pytest.mark.parametrize(("schema", "words"), [(SCHEMA + 1, "newer"), (SCHEMA - 1, "older"), ("x", "another program")])
+@pytest.mark.parametrize(
+    ("version", "words"), [(SPOKEN.newest + 1, "newer"), (SPOKEN.oldest - 1, "older"), ("x", "another program")]
+)
 def test_data_of_another_version_are_refused_with_what_to_do(
-    own: EmbeddedValkey, open_ledger: OpenLedger, schema: int | str, words: str
+    own: EmbeddedValkey, open_ledger: OpenLedger, version: int | str, words: str
 ) -> None:
     with redis.Redis.from_url(own.url) as raw:
-        raw.hset("own:{0}:meta", "schema", str(schema))
+        raw.hset("own:{0}:clock", "version", str(version))
         before = everything(raw)
-        with pytest.raises(LedgerForeign, match=rf"own:\{{0\}}:.*{schema}.*BATON_NAMESPACE") as foreign:
+        with pytest.raises(LedgerForeign, match=rf"own:\{{0\}}:.*{version}.*BATON_NAMESPACE") as foreign:
             open_ledger(own.url).execute(Snapshot("u"))
         assert words in str(foreign.value)
         assert everything(raw) == before
@@ -48,14 +50,14 @@ def test_every_name_that_we_use_is_looked_at_before_a_namespace_counts_as_empty(
     real.prefilling("z", "h")
     names = {key.removeprefix(real.prefix) for key in real.raw.scan_iter(f"{real.prefix}*")}
     fixed = {name for name in names if ":" not in name}
-    assert len(fixed) == 15
+    assert len(fixed) == 14
     with redis.Redis.from_url(own.url) as raw:
         for name in fixed:
             raw.flushall()
             raw.restore(f"own:{{0}}:{name}", 0, _dump(real, name))
-            if name == "meta":
-                raw.hdel("own:{0}:meta", "schema")
-                raw.hset("own:{0}:meta", "version", "1.0")
+            if name == "clock":
+                raw.hdel("own:{0}:clock", "version")
+                raw.hset("own:{0}:clock", "schema", "1.0")
             before = everything(raw)
             with pytest.raises(LedgerForeign, match=r"another program.*BATON_NAMESPACE"):
                 open_ledger(own.url).execute(Cluster())
@@ -71,7 +73,7 @@ def _dump(real: ValkeyWorld, name: str) -> bytes:
 
 def test_a_key_of_another_type_is_foreign(own: EmbeddedValkey, open_ledger: OpenLedger) -> None:
     with redis.Redis.from_url(own.url) as raw:
-        raw.set("own:{0}:meta", "hello")
+        raw.set("own:{0}:clock", "hello")
     with pytest.raises(LedgerForeign, match=r"another program.*BATON_NAMESPACE"):
         open_ledger(own.url).execute(Snapshot("u"))
 
@@ -90,17 +92,17 @@ def test_an_emptied_namespace_is_ours_again_whoever_comes_first(own: EmbeddedVal
     with redis.Redis.from_url(own.url) as raw:
         raw.flushall()
         running.execute(Cluster())  # on its old connection: nothing greets
-        assert raw.hget("own:{0}:meta", "schema") == str(SCHEMA).encode()
+        assert raw.hget("own:{0}:clock", "version") == str(SPOKEN.newest).encode()
     assert open_ledger(own.url).execute(Cluster()).nodes == ()
 
 
-def test_a_schema_that_changed_while_the_server_was_away_is_noticed(
+def test_a_version_that_changed_while_the_server_was_away_is_noticed(
     own: EmbeddedValkey, open_ledger: OpenLedger
 ) -> None:
     ledger = open_ledger(own.url, timeout_s=2)
     ledger.execute(Cluster())
     with redis.Redis.from_url(own.url) as raw:
-        raw.hset("own:{0}:meta", "schema", "99")
+        raw.hset("own:{0}:clock", "version", "99")
     own.stop()
     own.start()
     for _ in range(2):
@@ -110,6 +112,6 @@ def test_a_schema_that_changed_while_the_server_was_away_is_noticed(
 
 def test_a_process_does_not_start_on_foreign_data(own: EmbeddedValkey) -> None:
     with redis.Redis.from_url(own.url) as raw:
-        raw.hset("start:{0}:meta", "schema", "99")
-    with pytest.raises(StartupError, match=r"schema 99, newer.*BATON_NAMESPACE"):
+        raw.hset("start:{0}:clock", "version", "99")
+    with pytest.raises(StartupError, match=r"version 99, newer.*BATON_NAMESPACE"):
         check_server(Settings(redis_url=own.url, namespace="start"))

@@ -141,7 +141,7 @@ def test_no_key_is_left_of_ended_requests_and_gone_nodes_except_what_expires(rea
         real.node(node, "web" if node == "w" else "prefill" if node == "p" else "decode")
         assert real.do(Deregister(node)).status == "OK"
     lasting = {key.removeprefix(real.prefix) for key in real.raw.scan_iter(f"{real.prefix}*") if real.raw.ttl(key) < 0}
-    assert lasting == {"clock", "meta", "seq"}
+    assert lasting == {"clock", "seq"}
 
 
 def test_flushed_scripts_are_loaded_again(real: Any) -> None:
@@ -261,7 +261,7 @@ def test_a_server_that_is_not_there_yet_is_told_from_one_that_will_never_do(own:
         with pytest.raises(StartupError, match="BATON_REDIS_URL"):
             check_server(Settings(redis_url=own.url))
         raw.config_set("requirepass", "")
-        raw.set("taken:{0}:meta", "hello")
+        raw.set("taken:{0}:clock", "hello")
     with pytest.raises(StartupError, match="another program"):
         check_server(Settings(redis_url=own.url, namespace="taken"))
 

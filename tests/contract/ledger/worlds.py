@@ -14,8 +14,8 @@ from app.ledger.api import Ledger
 from app.ledger.memory import MemoryLedger
 from app.ledger.memory.state import Record
 from app.ledger.redis import RedisLedger
-from app.ledger.scripts import SCHEMA
 from app.protocol.commands import Cluster
+from app.versions import SPOKEN, Versions
 from tests.contract.ledger.support import Dump, World
 
 START_MS = 1_790_000_000_000
@@ -53,6 +53,11 @@ class TwinWorld(World):
 
     def impatient(self) -> Ledger:
         other = MemoryLedger(lambda: self.wall, call_ttl_ms=-1)
+        other.store = self.ledger.store
+        return other
+
+    def of_release(self, versions: Versions) -> Ledger:
+        other = MemoryLedger(lambda: self.wall, versions=versions)
         other.store = self.ledger.store
         return other
 
@@ -114,8 +119,10 @@ class ValkeyWorld(World):
         self.prefix = f"{self.namespace}:{{0}}:"
         self.raw = redis.Redis.from_url(url, decode_responses=True, protocol=2)
         super().__init__(RedisLedger(url, self.namespace, timeout_s=5))
-        self.raw.hset(f"{self.prefix}meta", "schema", SCHEMA)
-        self.raw.hset(f"{self.prefix}clock", mapping={"time": START_MS, "last": 2 * START_MS, "scan": -1})
+        self.raw.hset(
+            f"{self.prefix}clock",
+            mapping={"time": START_MS, "last": 2 * START_MS, "scan": -1, "version": SPOKEN.newest},
+        )
 
     def advance(self, ms: int) -> None:
         self.raw.hincrby(f"{self.prefix}clock", "time", ms)
@@ -139,6 +146,9 @@ class ValkeyWorld(World):
 
     def impatient(self) -> Ledger:
         return RedisLedger(self.url, self.namespace, timeout_s=5, call_ttl_ms=-1)
+
+    def of_release(self, versions: Versions) -> Ledger:
+        return RedisLedger(self.url, self.namespace, timeout_s=5, versions=versions)
 
     def close(self) -> None:
         super().close()

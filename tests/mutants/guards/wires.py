@@ -1,11 +1,12 @@
 """Guards of the wires: the link between nodes, the KV reader and mover, the ledger's connection, heartbeats."""
 
-from tests.mutants.mutant import Edit, Mutant
+from tests.mutants.mutant import Edit, Mutant, ledger, lua, twin
 
 _LINK = "tests/integration/test_link.py::"
 _SILENCE = "tests/integration/test_link_silence.py::"
 _KV = "tests/contract/kv/test_transport.py::"
 _SERVER = "tests/contract/ledger/test_server.py::"
+_VERSIONS = "tests/contract/ledger/test_versions.py::"
 _MOVER = "tests/unit/test_mover.py::"
 _NOW = "tuple(int(pool.generations[block]) for block in job.blocks)"
 
@@ -136,8 +137,24 @@ WIRES = (
     Mutant(
         "ledger-schema",
         "data of another version are not touched",
-        _connection("if schema != str(SCHEMA):", "if False:"),
+        _connection("if not (version.isdigit() and int(version) in self._versions):", "if False:"),
         ("tests/contract/ledger/test_schema.py::test_data_of_another_version_are_refused_with_what_to_do",),
+    ),
+    ledger(
+        "version-with-every-call",
+        "data of a version that is not read here are not touched, not even on a connection that knew them older",
+        lua=(lua("check_version(c[2])", ""),),
+        twin=(twin("if self.store.version not in self._versions:", "if False:"),),
+        tests=(f"{_VERSIONS}test_a_process_that_does_not_read_the_version_is_refused_with_every_call",),
+    ),
+    ledger(
+        "version-of-the-oldest",
+        "nothing is written that a living node does not read",
+        lua=(
+            lua("newest = math.min(newest, tonumber(redis.call('HGET', P .. 'node:' .. incarnation, 'newest')))", ""),
+        ),
+        twin=(twin("min(store.newest, *read)", "store.newest"),),
+        tests=(f"{_VERSIONS}test_while_a_node_of_the_old_release_lives_all_write_as_it_reads",),
     ),
     Mutant(
         "another-life-of-the-ledger",

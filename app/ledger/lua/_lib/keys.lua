@@ -1,12 +1,12 @@
 -- The files of this folder are put in front of every script, in the order in which scripts.py names them, with the
--- line `local SCHEMA = <version>` above. KEYS[1] is the prefix "<namespace>:{0}:": the literal hash tag {0} keeps every
+-- lines `local OLDEST, NEWEST = <versions that this program reads>` above. KEYS[1] is the prefix "<namespace>:{0}:": the literal hash tag {0} keeps every
 -- key of a partition in one slot. ARGV[1] is the command as JSON, ARGV[2] its not_after in ledger ms (empty: exempt).
 -- Answers are JSON. Lists that may be empty, 64-bit numbers and prompts travel as opaque strings, because cjson turns
 -- [] into {} and loses integers above 2^53.
 --
 -- Keys (after the prefix):
---   meta            hash    schema: version of everything below; made together with the clock
---   clock           hash    time: ledger ms; last: TIME at the last advance; scan: ledger ms of the last scan
+--   clock           hash    time: ledger ms; last: TIME at the last advance; scan: ledger ms of the last scan;
+--                           version: how everything below, and messages between nodes, are written (see versions.py)
 --   seq             string  counter of admissions
 --   rec:{uid}       hash    the record; PEXPIRE only after its end. Besides what its name says:
 --                             stamped  1: its sequence is in the prefill node's running step
@@ -32,7 +32,8 @@
 --   leases          zset    open lease ids by ledger ms of their reservation
 --   nodes           zset    incarnation by the ledger ms until which it counts as fresh; -1: declared dead
 --   node:{inc}      hash    info and gauges (JSON), state, role, name, address, model, layout, num_blocks, ttl,
---                           heartbeat, cursor, suspect (uid of the one suspect that it holds)
+--                           heartbeat, cursor, newest (version that it reads), suspect (uid of the one suspect that it
+--                           holds)
 --   room:{role}     zset    incarnations of prefill, of decode nodes that are not declared dead, by the tokens that
 --                           their pools can hold; without those that name no size
 --   model_nodes     set     incarnations of web, prefill and decode nodes that are not declared dead
@@ -48,6 +49,7 @@ local P = KEYS[1]
 local cmd = cjson.decode(ARGV[1])
 local not_after = tonumber(ARGV[2])
 local now = 0
+local VERSION = NEWEST      -- of the data; known once the clock was read
 
 local WALK = 64             -- candidates looked at per walk
 local PASSED_OVER_MS = 2000 -- waiting longer than this, a request is not passed any more
@@ -77,23 +79,31 @@ local function wall_ms()
 end
 
 -- Ledger time starts at the server's clock, so that it does not run backwards when all data were lost. Whoever comes
--- first after that writes the schema too: it need not be a process that connects.
+-- first after that says the version too: it need not be a process that connects.
 local function start_clock()
   local t = wall_ms()
-  redis.call('HSETNX', P .. 'meta', 'schema', SCHEMA)
-  redis.call('HSET', P .. 'clock', 'time', t, 'last', t, 'scan', -1)
+  redis.call('HSET', P .. 'clock', 'time', t, 'last', t, 'scan', -1, 'version', NEWEST)
   return t
 end
 
+-- Data of a version that this program does not read are not touched, whatever the call.
+local function check_version(version)
+  VERSION = tonumber(version) or 0
+  if VERSION < OLDEST or VERSION > NEWEST then error({ err = 'FOREIGN ' .. (version or 'unknown') }) end
+end
+
 local function read_clock()
-  local t = redis.call('HGET', P .. 'clock', 'time')
-  return t and tonumber(t) or start_clock()
+  local c = redis.call('HMGET', P .. 'clock', 'time', 'version')
+  if not c[1] then return start_clock() end
+  check_version(c[2])
+  return tonumber(c[1])
 end
 
 -- Rule 9: a frozen or stepped clock moves ledger time by a second at most, a clock set back by nothing.
 local function advance_clock()
-  local c = redis.call('HMGET', P .. 'clock', 'time', 'last')
+  local c = redis.call('HMGET', P .. 'clock', 'time', 'last', 'version')
   if not c[1] then return start_clock() end
+  check_version(c[3])
   local t = tonumber(c[1]) + math.max(0, math.min(wall_ms() - tonumber(c[2]), 1000))
   redis.call('HSET', P .. 'clock', 'time', t, 'last', wall_ms())
   return t

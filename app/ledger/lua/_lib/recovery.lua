@@ -67,3 +67,15 @@ local function bury(incarnation, budget, recovered)
   if not left then remove_node(incarnation) end
   return #list, left
 end
+
+-- From now on the newest version is written that every node which is not declared dead reads.
+local function raise_version()
+  local newest, nodes = NEWEST, redis.call('ZRANGEBYSCORE', P .. 'nodes', 0, '+inf')
+  for _, incarnation in ipairs(nodes) do
+    newest = math.min(newest, tonumber(redis.call('HGET', P .. 'node:' .. incarnation, 'newest')))
+  end
+  if #nodes > 0 and newest > VERSION then
+    VERSION = newest
+    redis.call('HSET', P .. 'clock', 'version', newest)
+  end
+end
