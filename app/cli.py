@@ -1,4 +1,4 @@
-"""The command ``baton``: ``up``, ``status``, ``version``.
+"""The command ``baton``: ``up``, ``status``, ``drain``, ``restart``, ``version``.
 
 Each setting is an option too, named as ``vllm serve`` names it where that has one. Options win over the environment.
 """
@@ -14,6 +14,7 @@ import sys
 from collections.abc import Sequence
 
 from app.errors import BatonError, SettingsError, StartupError
+from app.schemas import Health
 from app.settings import Settings, load_settings
 
 _VLLM_NAMES = {"max_model_len_tokens": "--max-model-len", "block_size_tokens": "--block-size"}
@@ -45,6 +46,15 @@ def build_parser() -> argparse.ArgumentParser:
     status = commands.add_parser("status", help="say whether the cluster serves; exit status 0 only if it does")
     status.add_argument("--json", action="store_true", help="Print JSON.")
     _add_settings(status, _STATUS_OPTIONS)
+    drain = commands.add_parser("drain", help="have one prefill or decode node take nothing more; its process goes on")
+    drain.add_argument("node", metavar="NODE", help="Name as `baton status` shows it, or an incarnation.")
+    drain.add_argument("--wait", action="store_true", help="Wait until it holds nothing; exit status 0 only then.")
+    drain.add_argument(
+        "--wait-timeout-s", type=_seconds, default=60.0, metavar="S", help="How long to wait at most. (60)"
+    )
+    _add_settings(drain, _STATUS_OPTIONS)
+    restart = commands.add_parser("restart", help="have `baton up` restart its processes, one by one, while they serve")
+    _add_settings(restart, ["home"])
     commands.add_parser("version", help="print the version")
     return parser
 
@@ -69,7 +79,15 @@ def _run(arguments: argparse.Namespace) -> int:
         print(f"baton {importlib.metadata.version('baton')}")
         return 0
     settings = load_settings(**_overrides(arguments))
-    return _status(settings, as_json=arguments.json) if arguments.command == "status" else _up(settings, arguments)
+    match arguments.command:
+        case "status":
+            return _status(settings, as_json=arguments.json)
+        case "drain":
+            return _drain(settings, arguments.node, arguments.wait_timeout_s if arguments.wait else 0.0)
+        case "restart":
+            return _restart(settings)
+        case _:
+            return _up(settings, arguments)
 
 
 def _up(settings: Settings, arguments: argparse.Namespace) -> int:
@@ -95,6 +113,22 @@ def _status(settings: Settings, *, as_json: bool) -> int:
     status = fetch_status(settings)
     print(json.dumps(status, indent=2) if as_json else render_status(status))
     return 0 if status["ready"] else 1
+
+
+def _drain(settings: Settings, name: str, wait_s: float) -> int:
+    from app.launcher.drain import GONE, drain
+
+    node = drain(settings, name, wait_s)
+    sequences = node["sequences"]
+    print(f"{node['name']}: {node['health']}, {sequences['running']} running, {sequences['waiting']} waiting")
+    return 0 if wait_s == 0 or node["health"] in (Health.DRAINED, GONE) else 1
+
+
+def _restart(settings: Settings) -> int:
+    from app.launcher.progress import restart
+
+    restart(settings, _say)
+    return 0
 
 
 def _add_settings(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:

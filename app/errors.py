@@ -10,6 +10,7 @@
     │   ├── RouteNotFound            404
     │   ├── MethodNotAllowed         405
     │   ├── RequestNotFound          404  no record of this request id
+    │   ├── NodeNotFound             404  no living node of this name
     │   ├── BodyTimeout              408  the client stopped in the middle of the body
     │   ├── DuplicateRequest         409  the id is in process, or was finished just now; a retry would not help
     │   ├── BodyTooLarge             413
@@ -96,6 +97,12 @@ class RequestNotFound(ApiError):
     status = 404
     type = "invalid_request_error"
     code = "request_not_found"
+
+
+class NodeNotFound(ApiError):
+    status = 404
+    type = "invalid_request_error"
+    code = "node_not_found"
 
 
 class BodyTimeout(ApiError):

@@ -33,8 +33,8 @@ class HeartbeatThread:
     comes late lets a healthy node be declared dead. ``ring`` takes the bells of a scan; ``after_beat`` runs whenever
     the ledger has answered, and may raise a LedgerError; ``on_refused(detail)`` each time the ledger will not have
     us; ``on_lost`` when it does not know us any more (without one the node registers again at once; with one, when
-    ``register`` is called); ``on_ledger_restarted`` when its run id has changed; ``on_crash(thread, error)`` at this
-    thread's unplanned end.
+    ``register`` is called); ``on_draining`` once, when somebody has asked the ledger to drain this node;
+    ``on_ledger_restarted`` when its run id has changed; ``on_crash(thread, error)`` at this thread's unplanned end.
     """
 
     def __init__(
@@ -49,6 +49,7 @@ class HeartbeatThread:
         on_registered: Callable[[], None] = _nothing,
         on_lost: Callable[[], None] | None = None,
         on_refused: Callable[[str], None] = lambda detail: None,
+        on_draining: Callable[[], None] = _nothing,
         on_ledger_restarted: Callable[[], None] = _nothing,
         after_beat: Callable[[], None] = _nothing,
     ) -> None:
@@ -61,9 +62,11 @@ class HeartbeatThread:
         self._on_registered = on_registered
         self._on_lost = on_lost or self.register
         self._on_refused = on_refused
+        self._on_draining = on_draining
         self._on_ledger_restarted = on_ledger_restarted
         self._after_beat = after_beat
         self._run_id = ""
+        self._told_to_drain = False
         self._wants_registration = True
         self._registered = threading.Event()
         self._refusal = ""
@@ -161,6 +164,10 @@ class HeartbeatThread:
             return
         self._answered_at = time.monotonic()
         self._version = answer.version
+        if answer.status is NodeStatus.DRAINING and not self._told_to_drain:
+            self._told_to_drain = True  # for good: a drain is not undone
+            logger.info("asked to drain node=%s", self._node.name)
+            self._on_draining()
         if answer.run_id != self._run_id:
             self._run_id = answer.run_id
             self._on_ledger_restarted()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -69,10 +70,18 @@ class NodeInfo(Shown):
     """The newest version of ledger data and messages that it reads."""
 
 
+class Health(StrEnum):
+    """What a node says of its own state."""
+
+    HEALTHY = "healthy"
+    DRAINING = "draining"
+    DRAINED = "drained"  # it was asked to drain, and holds nothing any more: it can be stopped without any loss
+
+
 class Gauges(Shown):
     """What a node says of itself with each heartbeat."""
 
-    health: str = "healthy"
+    health: str = Health.HEALTHY
     blocks: dict[str, int] = {}
     running: int = 0
     waiting: int = 0

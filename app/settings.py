@@ -115,7 +115,7 @@ class Settings(BaseSettings):
     engine_stall_s: float = Field(
         120.0, gt=0, description="A step or pull that takes longer is stuck. FastDeploy's default."
     )
-    drain_timeout_s: float = Field(30.0, gt=0, description="What a worker may still finish after SIGTERM.")
+    drain_timeout_s: float = Field(30.0, gt=0, description="What a worker may still finish after SIGTERM or a drain.")
 
     # The HTTP side
     host: str = Field("127.0.0.1", description="Address that web listens on.")

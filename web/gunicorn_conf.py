@@ -16,6 +16,7 @@ from app.parent_death import tie_to_parent
 from app.protocol.commands import ReportExit
 from app.settings import get_settings
 from web.process import PROCESS
+from web.services import KEY
 
 SPARE_THREADS = 16
 """Threads that no answer can occupy, so that health checks, cancellations and refusals are always served."""
@@ -48,6 +49,14 @@ def post_fork(server: Any, worker: Any) -> None:
     tie_to_parent(worker.ppid, signal.SIGKILL)
     PROCESS.incarnation = worker.baton_incarnation
     logging.basicConfig(level=_settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+
+
+def post_worker_init(worker: Any) -> None:
+    """Accept nothing before the ledger knows this worker: it would have to refuse what another one could take.
+
+    A ledger that is away is not waited for any longer than for any answer of it: web itself says that it is away.
+    """
+    worker.wsgi.extensions[KEY].node.wait_registered(_settings.ledger_timeout_s)
 
 
 def child_exit(server: Any, worker: Any) -> None:

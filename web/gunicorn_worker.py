@@ -14,11 +14,16 @@ class DrainingWorker(ThreadWorker):  # type: ignore[misc]
     """On SIGTERM open answers get ``drain_timeout_s`` and then an explicit error; gunicorn would cut them off unsaid.
 
     It also keeps its listening sockets until the last answer is out, and whom the kernel lets in meanwhile hangs: here
-    they are closed at once, so that a new client is refused and goes elsewhere.
+    they are closed at once, so that a new client is refused and goes elsewhere. SIGQUIT and SIGINT (Ctrl-C) end open
+    answers now, with that error.
     """
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         PROCESS.begin_drain(get_settings().drain_timeout_s)
+        super().handle_exit(sig, frame)
+
+    def handle_quit(self, sig: int, frame: FrameType | None) -> None:
+        PROCESS.begin_drain(0.0)
         super().handle_exit(sig, frame)
 
     def set_accept_enabled(self, enabled: bool) -> None:

@@ -8,12 +8,13 @@ from flask import Blueprint, Response, jsonify
 
 from app.errors import LedgerError
 from app.protocol.commands import Cluster, ClusterLease, ClusterNode
+from app.schemas import Health
 from web.services import Services, services
 
 blueprint = Blueprint("health", __name__)
 
-ALIVE = "alive"
-HEALTHY = "healthy"
+ALIVE, DRAINING = "alive", "draining"
+"""States of a node in the ledger."""
 NEEDED_ROLES = ("prefill", "decode")
 
 
@@ -38,7 +39,7 @@ def cluster() -> Response:
     answer = services().ledger.execute(Cluster())
     return jsonify(
         {
-            "nodes": [_describe_node(n) for n in answer.nodes],
+            "nodes": [describe_node(n) for n in answer.nodes],
             "leases": [_describe_lease(lease) for lease in answer.leases],
             "version": answer.version,
             "queued": answer.queued,
@@ -57,17 +58,18 @@ def _reasons(these: Services) -> list[str]:
         return [*reasons, f"the ledger cannot be read: {error}"]
     for role in NEEDED_ROLES:
         states = [_health_of(n) for n in nodes if n.node.role == role]
-        if HEALTHY not in states:
+        if Health.HEALTHY not in states:
             reasons.append(f"no healthy {role} node" + (f" ({', '.join(sorted(states))})" if states else ""))
     return reasons
 
 
 def _health_of(node: ClusterNode) -> str:
     """What the ledger knows of it, then what it says of itself: a dead node does not call itself healthy."""
-    return node.gauges.health if node.state == ALIVE else node.state
+    says = node.gauges.health
+    return says if node.state == ALIVE or (node.state, says) == (DRAINING, Health.DRAINED) else node.state
 
 
-def _describe_node(node: ClusterNode) -> dict[str, Any]:
+def describe_node(node: ClusterNode) -> dict[str, Any]:
     info, gauges = node.node, node.gauges
     return {
         "name": info.name,

@@ -28,9 +28,8 @@ class Process:
         return time.monotonic() >= self.drain_deadline
 
     def begin_drain(self, drain_timeout_s: float) -> None:
-        """Give open answers ``drain_timeout_s`` more; a second call changes nothing. Takes no lock."""
-        if not self.draining:
-            self.drain_deadline = time.monotonic() + drain_timeout_s
+        """Give open answers ``drain_timeout_s`` more; a second call can only shorten that. Takes no lock."""
+        self.drain_deadline = min(self.drain_deadline, time.monotonic() + drain_timeout_s)
 
 
 PROCESS = Process()

@@ -94,6 +94,9 @@ class ControlHost:
             return False
         return True
 
+    def hand_back(self) -> None:
+        """It holds nothing."""
+
     def close(self) -> None:
         """Give the connections back."""
         if self in _hosts:

@@ -41,7 +41,7 @@ from app.protocol.decode import DecodeNode
 from app.protocol.holding import NodeConfig
 from app.protocol.prefill import PrefillNode
 from app.protocol.tables import DECODE_BLOCK_STEPS, PREFILL_BLOCK_STEPS
-from app.schemas import Gauges, NodeInfo
+from app.schemas import Gauges, Health, NodeInfo
 from app.settings import Settings
 from workers.engine_lane import EngineLane
 from workers.mover import Mover
@@ -123,6 +123,7 @@ class NodeHost:
             on_registered=self._registered,
             on_lost=lambda: self._post(on.RegistrationLost()),
             on_refused=self._refused,
+            on_draining=lambda: self._post(on.DrainAsked(settings.drain_timeout_s)),
             on_ledger_restarted=lambda: self._post(on.LedgerRestarted()),
             after_beat=self._after_beat,
         )
@@ -163,6 +164,10 @@ class NodeHost:
         self._heartbeat.close()
         self._say(Deregister(self._node.incarnation))
         return in_time
+
+    def hand_back(self) -> None:
+        """Let a drain that is under way take no more time. From any thread; returns at once."""
+        self._post(on.HandBackAsked())
 
     def _say(self, command: Drain | Deregister) -> None:
         """Tell the ledger something that others would find out by themselves, later."""
@@ -212,8 +217,9 @@ class NodeHost:
     def _show(self) -> None:
         """What heartbeats tell and drain waits for."""
         counts = self._machine.gauges()
+        was_idle, self._idle = self._idle, self._machine.idle
         self._gauges = Gauges(
-            health="draining" if self._machine.draining else "healthy",
+            health=self._health(),
             blocks=self._machine.pool.counts(),
             running=counts["running"],
             waiting=counts["waiting"],
@@ -224,11 +230,15 @@ class NodeHost:
             found_room = self.wants_bells and not had_room
         if found_room:
             self._on_room()
-        was_idle, self._idle = self._idle, self._machine.idle
         if self._idle and not was_idle:
             self._machine.audit()  # finds a lost block at the first quiet moment
         with self._changed:
             self._changed.notify_all()
+
+    def _health(self) -> Health:
+        if not self._machine.draining:
+            return Health.HEALTHY
+        return Health.DRAINED if self._idle else Health.DRAINING
 
     def _vital_signs(self) -> Gauges:
         """What the next heartbeat tells. A lane that is dead or stuck ends the process: it would hang requests in
@@ -244,7 +254,7 @@ class NodeHost:
 
     def _wait_idle(self, timeout_s: float) -> bool:
         with self._changed:
-            return self._changed.wait_for(lambda: self._gauges.health == "draining" and self._idle, timeout_s)
+            return self._changed.wait_for(lambda: self._gauges.health == Health.DRAINED, timeout_s)
 
     def _perform(self, effects: list[do.Effect]) -> None:
         for effect in effects:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -38,6 +39,7 @@ class Host(Protocol):
     def start(self) -> None: ...
     def ring(self, uid: str, attempt: int, done: Callable[[str], None]) -> None: ...
     def drain(self, timeout_s: float) -> bool: ...
+    def hand_back(self) -> None: ...
     def close(self) -> None: ...
 
 
@@ -70,9 +72,13 @@ class NodePool(BasePool):  # type: ignore[misc]
             os._exit(1)
 
     def on_stop(self) -> None:
-        """Drain: finish what fits, hand the rest back, leave the registry; then end the tasks in flight."""
+        """Drain: finish what fits, hand the rest back, leave the registry; then end the tasks in flight.
+
+        SIGQUIT meanwhile: hand back at once. Celery's own answer to it, a cold shutdown, could not begin any more.
+        """
         host, self._host = self._host, None
         if host is not None:
+            signal.signal(signal.SIGQUIT, lambda *_: host.hand_back())
             host.drain(get_settings().drain_timeout_s)
             host.close()
         self._finishers.shutdown(wait=True)
@@ -84,7 +90,7 @@ class NodePool(BasePool):  # type: ignore[misc]
             host.drain(0.0)
             host.close()
 
-    def terminate_job(self, pid: int, signal: int | None = None) -> None:
+    def terminate_job(self, pid: int, signum: int | None = None) -> None:
         """Nothing to kill: no task has a process or thread of its own. Celery's soft shutdown calls this."""
 
     @property

@@ -17,4 +17,7 @@
     readiness.py     what is still missing until requests can be served
     lock.py          one ``baton up`` per BATON_HOME
     status.py        ``baton status``
+    drain.py         ``baton drain``
+    rolling.py       restarts one process after the other, while they serve
+    progress.py      ``baton restart``, and how it hears of that
 """

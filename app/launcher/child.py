@@ -25,6 +25,7 @@ class ChildSpec:
         argv: an absolute path and its arguments.
         stop_stage: children of a lower stage are stopped first.
         is_node: it gets a fresh BATON_INCARNATION at each start, and its exit is reported under it.
+        hurries: SIGQUIT makes it end, or hand back, at once what SIGTERM lets it finish.
     """
 
     name: str
@@ -32,6 +33,7 @@ class ChildSpec:
     env: Mapping[str, str] = field(repr=False)
     stop_stage: int = 0
     is_node: bool = False
+    hurries: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,15 @@ class Child:
 
     def terminate(self) -> None:
         """Ask it, and not its children, to stop. Only before ``poll`` has reaped it."""
-        os.kill(self.pid, signal.SIGTERM)
+        self.send(signal.SIGTERM)
+
+    def send(self, number: signal.Signals) -> None:
+        """Send it, and not its children, a signal. Only before ``poll`` has reaped it."""
+        os.kill(self.pid, number)
+
+    def hurry(self) -> None:
+        """Tell it and its children to finish nothing any more. Only before ``poll`` has reaped it."""
+        os.killpg(self.pid, signal.SIGQUIT)
 
     def kill(self) -> None:
         """End it and everything in its process group. Only before ``poll`` has reaped it."""

@@ -20,13 +20,16 @@ from app.launcher.plan import (
     Nodes,
     child_environment,
     cluster_specs,
+    hurry_after_s,
     ledger_spec,
     prepare_spec,
     stop_budgets_s,
 )
 from app.launcher.prepare import ERROR, PROGRESS, RESULT
+from app.launcher.progress import told
 from app.launcher.readiness import answers, http_url, missing_nodes
 from app.launcher.reporter import ExitReporter
+from app.launcher.rolling import Rolling, RollingStopped
 from app.launcher.supervisor import Supervisor
 from app.launcher.wakeup import Deadline, Wakeup
 from app.ledger.redis import check_server, connect
@@ -42,7 +45,7 @@ _IDLE_S = 60.0
 
 
 class Stopped(Exception):
-    """Somebody asked to stop before the cluster was ready."""
+    """Somebody asked to stop before the cluster was ready, or during a restart."""
 
 
 class Launch:
@@ -68,6 +71,7 @@ class Launch:
         self._bells = Bells(settings)
         self._ledger = connect(settings)
         self._reporter = ExitReporter(lambda: connect(settings), self._bells.ring)
+        self._names: list[str] = []
         self._supervisor = Supervisor(wakeup, SOURCE_ROOT, run / "logs", self._report, say)
 
     def run(self) -> None:
@@ -94,7 +98,9 @@ class Launch:
         finally:
             if self._supervisor.pids:
                 self._say("stopping (Ctrl-C again: at once)")
-            self._supervisor.stop(stop_budgets_s(self._settings.drain_timeout_s))
+            hurry_s = hurry_after_s(self._settings)
+            drain_s = self._settings.drain_timeout_s if hurry_s is None else hurry_s
+            self._supervisor.stop(stop_budgets_s(drain_s), hurry_s)
             self._reporter.close(_LAST_REPORTS_S)
             self._ledger.close()
             self._bells.close()
@@ -163,6 +169,7 @@ class Launch:
 
     def _start_cluster(self, flower_login: str) -> None:
         specs = cluster_specs(self._settings, self._nodes, self._environment, self._run, flower_login)
+        self._names = [spec.name for spec in specs]
         self._say("starting " + ", ".join(spec.name for spec in specs))
         for spec in specs:
             self._supervisor.start(spec)
@@ -214,9 +221,35 @@ class Launch:
             self._say(f"    {line}")
 
     def _supervise(self) -> None:
+        restarts_done = 0
         while not self._wakeup.stops:
             self._supervisor.poll(restart=True)
-            self._supervisor.wait(_IDLE_S)
+            if self._wakeup.restarts > restarts_done:
+                restarts_done = self._wakeup.restarts
+                self._restart_all()
+            else:
+                self._supervisor.wait(_IDLE_S)
+
+    def _restart_all(self) -> None:
+        """Everything but the ledger, one by one. A request to stop, or a failure, ends it where it is."""
+        try:
+            with told(self._run, self._say) as tell:
+                rolling = Rolling(
+                    self._supervisor, self._ledger, self._settings, self._start_timeout_s, self._look, tell
+                )
+                rolling.restart(self._names)
+        except Stopped:
+            return
+        except RollingStopped as error:
+            self._say(f"restart: {error}; what was not restarted runs on as before")
+        else:
+            self._say("everything is restarted")
+
+    def _look(self, at_most_s: float) -> None:
+        if self._wakeup.stops:
+            raise Stopped
+        self._supervisor.poll(restart=True)
+        self._supervisor.wait(at_most_s)
 
     def _say_ready(self, model: ModelFacts, flower_login: str, took_s: float) -> None:
         settings = self._settings

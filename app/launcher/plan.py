@@ -27,6 +27,11 @@ QUICK_DRAIN_S = 1.0
 """What open requests get when ``baton up`` stops and BATON_DRAIN_TIMEOUT_S is not set: a person is waiting."""
 
 
+def hurry_after_s(settings: Settings) -> float | None:
+    """When to hurry children that stop (SIGQUIT); None if they shall take the drain's time that was asked for."""
+    return None if "drain_timeout_s" in settings.model_fields_set else QUICK_DRAIN_S
+
+
 def stop_budgets_s(drain_timeout_s: float) -> dict[int, float]:
     """Seconds per stage until it is killed: the drain, then what ending takes. With the quick drain 7.5 s in all."""
     return {StopStage.WEB: drain_timeout_s + 1.5, StopStage.WORKERS: drain_timeout_s + 2.5, StopStage.LEDGER: 1.5}
@@ -79,7 +84,7 @@ def cluster_specs(
     beat = (*_celery(), "beat", "-l", level, "-s", str(run / "beat-schedule"))
     specs.append(ChildSpec("beat", beat, environment, StopStage.WORKERS))
     gunicorn = (sys.executable, "-m", "gunicorn", "-c", "python:web.gunicorn_conf", "web:create_app()")
-    specs.append(ChildSpec("web", gunicorn, environment, StopStage.WEB))
+    specs.append(ChildSpec("web", gunicorn, environment, StopStage.WEB, hurries=True))
     flower = (*_celery(), "flower", f"--address={settings.flower_host}", f"--port={settings.flower_port}")
     # A command line can be read by every user of the machine, an environment cannot.
     specs.append(ChildSpec("flower", flower, {**environment, "FLOWER_BASIC_AUTH": flower_login}, StopStage.WORKERS))
@@ -93,4 +98,4 @@ def _celery() -> tuple[str, ...]:
 def _worker(name: str, queue: str, environment: Mapping[str, str], level: str) -> ChildSpec:
     # %h: two machines may each have a prefill1. Without a name of its own Flower would merge two workers of a host.
     argv = (*_celery(), "worker", "-Q", queue, "-n", f"{name}@%h", "-l", level)
-    return ChildSpec(name, argv, environment, StopStage.WORKERS, is_node=True)
+    return ChildSpec(name, argv, environment, StopStage.WORKERS, is_node=True, hurries=True)

@@ -30,8 +30,8 @@ def http_url(host: str, port: int) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def http_get(host: str, port: int, path: str, timeout_s: float) -> tuple[int, bytes]:
-    """GET from a server on this machine, without any proxy.
+def http_get(host: str, port: int, path: str, timeout_s: float, method: str = "GET") -> tuple[int, bytes]:
+    """GET (or POST without a body) from a server on this machine, without any proxy.
 
     Raises:
         OSError: nothing answers there.
@@ -39,7 +39,7 @@ def http_get(host: str, port: int, path: str, timeout_s: float) -> tuple[int, by
     """
     connection = http.client.HTTPConnection(reachable_host(host), port, timeout=timeout_s)
     try:
-        connection.request("GET", path)
+        connection.request(method, path)
         response = connection.getresponse()
         return response.status, response.read()
     finally:

@@ -26,10 +26,10 @@ def fetch_status(settings: Settings) -> dict[str, Any]:
     Raises:
         NothingAnswers: nothing, or something else, answers there.
     """
-    status, ready = _get_json(settings, "/ready")
+    status, ready = get_json(settings, "/ready")
     if status not in (http.client.OK, http.client.SERVICE_UNAVAILABLE) or "ready" not in ready:
         raise NothingAnswers(f"what answers at {http_url(settings.host, settings.port)} is not Baton")
-    cluster_status, cluster = _get_json(settings, "/cluster")
+    cluster_status, cluster = get_json(settings, "/cluster")
     listed = cluster if cluster_status == http.client.OK else {}
     return {**listed, "ready": status == http.client.OK, "reasons": ready.get("reasons", [])}
 
@@ -63,10 +63,11 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
     )
 
 
-def _get_json(settings: Settings, path: str) -> tuple[int, dict[str, Any]]:
+def get_json(settings: Settings, path: str, method: str = "GET") -> tuple[int, dict[str, Any]]:
+    """Status and JSON object of what web answers; an empty object where it is none. Raises NothingAnswers."""
     url = http_url(settings.host, settings.port)
     try:
-        status, body = http_get(settings.host, settings.port, path, _TIMEOUT_S)
+        status, body = http_get(settings.host, settings.port, path, _TIMEOUT_S, method)
         answer = json.loads(body)
     except (OSError, http.client.HTTPException) as error:
         raise NothingAnswers(f"nothing answers at {url} ({error}): is `baton up` running there?") from None

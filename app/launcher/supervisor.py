@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -91,25 +92,39 @@ class Supervisor:
         left_s = at_most_s if due is None else min(at_most_s, due - time.monotonic())
         self._wakeup.wait(left_s)
 
-    def stop(self, budgets_s: dict[int, float]) -> None:
+    def send(self, name: str, number: signal.Signals) -> None:
+        """Send a running child, and not its children, a signal. What has ended is known after ``poll``."""
+        self._children[name].send(number)
+
+    def kill(self, name: str) -> None:
+        """End a running child and everything in its process group."""
+        self._children[name].kill()
+
+    def stop(self, budgets_s: dict[int, float], hurry_after_s: float | None = None) -> None:
         """Stop all children, stage by stage: SIGTERM, then SIGKILL once the stage's budget is spent.
 
-        Another request to stop while this runs kills what is left at once.
+        ``hurry_after_s``: SIGQUIT so long after SIGTERM, to the process groups of those that hurry. Another request
+        to stop while this runs kills what is left at once.
         """
         self._waiting.clear()
         stops_before = self._wakeup.stops
         for stage in sorted({child.spec.stop_stage for child in self._children.values()}):
             names = [name for name, child in self._children.items() if child.spec.stop_stage == stage]
-            self._stop_stage(names, Deadline(budgets_s[stage]), stops_before)
+            self._stop_stage(names, Deadline(budgets_s[stage]), hurry_after_s, stops_before)
 
-    def _stop_stage(self, names: Iterable[str], deadline: Deadline, stops_before: int) -> None:
+    def _stop_stage(
+        self, names: Iterable[str], deadline: Deadline, hurry_after_s: float | None, stops_before: int
+    ) -> None:
         self._reap()  # nothing below may signal a process that is gone
         left = [self._children[name] for name in names if name in self._children]
         for child in left:
             child.terminate()
-        while left and not deadline.passed and self._wakeup.stops == stops_before:
-            self._wakeup.wait(deadline.left_s)
-            left = self._still_running(left)
+        if hurry_after_s is not None:
+            left = self._wait_for_ends(left, Deadline(min(hurry_after_s, deadline.left_s)), stops_before)
+            for child in left:
+                if child.spec.hurries:
+                    child.hurry()
+        left = self._wait_for_ends(left, deadline, stops_before)
         for child in left:
             if self._wakeup.stops == stops_before:
                 self._say(f"{child.spec.name} did not stop in time: killed")
@@ -120,6 +135,12 @@ class Supervisor:
             left = self._still_running(left)
         for child in left:
             self._say(f"{child.spec.name} (pid {child.pid}) cannot be killed: the kernel holds it")
+
+    def _wait_for_ends(self, left: list[Child], deadline: Deadline, stops_before: int) -> list[Child]:
+        while left and not deadline.passed and self._wakeup.stops == stops_before:
+            self._wakeup.wait(deadline.left_s)
+            left = self._still_running(left)
+        return left
 
     def _still_running(self, children: list[Child]) -> list[Child]:
         self._reap()

@@ -12,7 +12,7 @@ from app.errors import SettingsError
 from app.launcher import checks
 from app.launcher.launch import Launch, Say, Stopped
 from app.launcher.lock import only_one
-from app.launcher.plan import QUICK_DRAIN_S, Nodes
+from app.launcher.plan import Nodes
 from app.launcher.wakeup import Wakeup
 from app.settings import Settings
 
@@ -62,8 +62,6 @@ def _decide(settings: Settings) -> Settings:
         "port": port,
         "flower_port": flower_port,
     }
-    if "drain_timeout_s" not in settings.model_fields_set:
-        decided["drain_timeout_s"] = QUICK_DRAIN_S
     return settings.model_copy(update=decided)
 
 

@@ -18,16 +18,18 @@ class Wakeup:
 
     Attributes:
         stops: how often somebody asked to stop (Ctrl-C, SIGTERM, a closed terminal).
+        restarts: how often somebody asked for a rolling restart (SIGUSR1).
     """
 
     def __init__(self, reader: socket.socket) -> None:
         self._reader = reader
         self.stops = 0
+        self.restarts = 0
 
     @classmethod
     @contextmanager
     def listen(cls) -> Iterator[Wakeup]:
-        """Take over SIGCHLD and the signals that stop, until the end of the block."""
+        """Take over SIGCHLD, SIGUSR1 and the signals that stop, until the end of the block."""
         reader, writer = socket.socketpair()
         with reader, writer:
             reader.setblocking(False)
@@ -38,6 +40,7 @@ class Wakeup:
             ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
             stops = [number for number in _STOP_SIGNALS if not (number == signal.SIGHUP and ignored)]
             old = {number: signal.signal(number, wakeup._asked_to_stop) for number in stops}
+            old[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, wakeup._asked_to_restart)
             old[signal.SIGCHLD] = signal.signal(signal.SIGCHLD, _only_wakes)
             try:
                 yield wakeup
@@ -61,6 +64,9 @@ class Wakeup:
 
     def _asked_to_stop(self, number: int, frame: FrameType | None) -> None:
         self.stops += 1
+
+    def _asked_to_restart(self, number: int, frame: FrameType | None) -> None:
+        self.restarts += 1
 
 
 def _only_wakes(number: int, frame: FrameType | None) -> None:

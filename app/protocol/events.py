@@ -133,7 +133,10 @@ class LedgerRestarted:
 
 @dataclass(frozen=True, slots=True)
 class DrainAsked:
-    """Take nothing new; finish or hand back what is here."""
+    """Take nothing new; finish or hand back what is here. Asking again changes nothing; the earliest time counts."""
+
+    hand_back_after_s: float | None = None
+    """Whatever is still here then is given back; None: whoever asked says so itself."""
 
 
 @dataclass(frozen=True, slots=True)

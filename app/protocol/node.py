@@ -118,6 +118,8 @@ class Node(Holding[H]):
                 self.draining = True
                 self._drop_bells("draining")
                 self._drain()
+                if event.hand_back_after_s is not None:
+                    self._at(event.hand_back_after_s, self._hand_back_all)
             case on.HandBackAsked():
                 self._hand_back_all()
 

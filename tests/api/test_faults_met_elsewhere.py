@@ -109,7 +109,7 @@ def test_a_duplicate_is_found_before_anything_is_queued(make_rig: MakeRig, caplo
 
 def _draining(make_rig: MakeRig) -> Rig:
     rig = make_rig()
-    rig.services.process.begin_drain(30)
+    rig.services.process.begin_drain(0)
     return rig
 
 

@@ -211,9 +211,12 @@ def test_cancelling_what_has_finished_changes_nothing(rig: Rig) -> None:
     assert rig.post("/v1/requests/r1/cancel", b"").json["state"] == "FINISHED"  # type: ignore[index]
 
 
-def test_while_the_process_drains_nothing_new_is_taken(rig: Rig) -> None:
+def test_what_reaches_a_draining_process_is_served_until_its_time_is_over(rig: Rig) -> None:
+    """It listens no more: what still comes, came before that, and its client may not try again."""
     rig.services.process.begin_drain(30)
     try:
+        assert rig.complete().status_code == 200
+        rig.services.process.begin_drain(0)
         answer = rig.complete()
         error_of(answer, 503, "service_unavailable")
         assert "Retry-After" in answer.headers

@@ -61,6 +61,9 @@ class Control(Process):
     def on_refused(self) -> None:
         """It goes on trying."""
 
+    def on_draining(self) -> None:
+        """It holds nothing."""
+
     def on_ledger_restarted(self) -> None:
         """It holds nothing."""
 

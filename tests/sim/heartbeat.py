@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from app.errors import LedgerError
-from app.protocol.commands import Heartbeat, NodeStatus, Register, Scan
+from app.protocol.commands import Heartbeat, NodeAnswer, NodeStatus, Register, Scan
 from app.schemas import Gauges, NodeInfo
 from tests.sim.ledger_client import LedgerClient, Results
 from tests.sim.process import Part
@@ -26,6 +26,9 @@ class Registered(Protocol):
     def on_registered(self) -> None: ...
     def on_registration_lost(self) -> None: ...
     def on_refused(self) -> None: ...
+    def on_draining(self) -> None:
+        """Somebody asked the ledger to drain it. Said once."""
+
     def on_ledger_restarted(self) -> None: ...
     def after_beat(self) -> None:
         """The ledger has answered."""
@@ -44,6 +47,7 @@ class Beats(Part):
         self._run_id = ""
         self._scan_at = 0.0
         self._closed = False
+        self._told_to_drain = False
 
     def start(self) -> None:
         """The first beat follows at once."""
@@ -79,10 +83,17 @@ class Beats(Part):
         if answer.status is NodeStatus.UNKNOWN:
             self.registered = False
             self._hears.on_registration_lost()
-        elif answer.run_id != self._run_id:
+        else:
+            self._heard(answer)
+        self._register_if_wanted()
+
+    def _heard(self, answer: NodeAnswer) -> None:
+        if answer.status is NodeStatus.DRAINING and not self._told_to_drain:
+            self._told_to_drain = True
+            self._hears.on_draining()
+        if answer.run_id != self._run_id:
             self._run_id = answer.run_id
             self._hears.on_ledger_restarted()
-        self._register_if_wanted()
 
     def _register_if_wanted(self) -> None:
         if self._wants_registration and not self._closed:

@@ -237,6 +237,9 @@ class KVNode(Process):
         if now - self._refused_since >= self.world.times.node_ttl_s + 2.0:
             self.crash("the cluster will not have it")
 
+    def on_draining(self) -> None:
+        self.post(on.DrainAsked(self.world.times.drain_timeout_s))
+
     def on_ledger_restarted(self) -> None:
         self.post(on.LedgerRestarted())
 

@@ -124,6 +124,9 @@ class Web(Process):
     def on_refused(self) -> None:
         """It goes on trying."""
 
+    def on_draining(self) -> None:
+        """It has no work of its own to give back."""
+
     def on_ledger_restarted(self) -> None:
         self._ledger_changed()
 

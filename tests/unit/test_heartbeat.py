@@ -14,7 +14,7 @@ from app.bells import BellLane
 from app.errors import LedgerUnavailable
 from app.heartbeat import HeartbeatThread
 from app.ledger.memory import MemoryLedger
-from app.protocol.commands import Admit, Bell, Cluster, Deregister, Heartbeat, Limits, Register, Scan, Watcher
+from app.protocol.commands import Admit, Bell, Cluster, Deregister, Drain, Heartbeat, Limits, Register, Scan, Watcher
 from app.schemas import Gauges, NodeInfo, SamplingParams
 from app.settings import load_settings
 from app.versions import SPOKEN
@@ -83,6 +83,7 @@ def beat(ledger: Gate, calls: Calls) -> Iterator[Callable[..., HeartbeatThread]]
             "on_registered": calls("registered"),
             "on_refused": calls("refused"),
             "on_ledger_restarted": calls("restarted"),
+            "on_draining": calls("draining"),
             "after_beat": calls("after"),
         }
         made.append(HeartbeatThread(SETTINGS, ledger, node, Gauges, **(told | more)))
@@ -187,6 +188,16 @@ def test_a_restarted_ledger_is_noticed_once(beat: Any, ledger: Gate, calls: Call
     after = calls.count("after")
     wait_for(lambda: calls.count("after") > after + 3)
     assert calls.count("restarted") == 1
+
+
+def test_a_drain_is_told_once(beat: Any, ledger: Gate, calls: Calls) -> None:
+    assert beat().wait_registered(5)
+    assert calls.count("draining") == 0
+    ledger.execute(Drain("n"))
+    wait_for(lambda: calls.count("draining") == 1)
+    after = calls.count("after")
+    wait_for(lambda: calls.count("after") > after + 3)
+    assert calls.count("draining") == 1
 
 
 def test_a_node_alone_scans_and_hands_the_bells_over(beat: Any, ledger: Gate, calls: Calls) -> None:

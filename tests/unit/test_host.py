@@ -15,7 +15,7 @@ from app.kv import KVPool
 from app.ledger.memory import MemoryLedger
 from app.protocol import effects as do
 from app.protocol import events as on
-from app.protocol.commands import Cluster, Work
+from app.protocol.commands import Cluster, Drain, Work
 from app.schemas import KVLocation, SamplingParams
 from app.settings import load_settings
 from workers.host import NodeHost
@@ -169,3 +169,14 @@ def test_a_lane_without_progress_ends_the_process_though_heartbeats_go_on(rig: R
         assert rig.health() == "healthy", "heartbeats alone would have said so for ever"
     finally:
         leave.set()
+
+
+def test_a_node_that_the_ledger_was_asked_to_drain_says_so_and_stops_at_once_when_it_must(rig: Rig) -> None:
+    wait_for(lambda: rig.health() == "healthy" and rig.host.wants_bells)
+    rig.ledger.execute(Drain("me"))
+    wait_for(lambda: rig.health() == "drained")
+    assert not rig.host.wants_bells
+    began_at = time.monotonic()
+    assert rig.host.drain(timeout_s=30)
+    assert time.monotonic() - began_at < 1
+    assert rig.ledger.execute(Cluster()).nodes == ()

@@ -25,8 +25,9 @@ class Cluster:
         self.wakeup = wakeup
         self.supervisor = Supervisor(wakeup, folder, folder, self.exits.append, self.said.append, policy)
 
-    def start(self, name: str, code: str, *, stage: int = 0, is_node: bool = False) -> ChildSpec:
-        spec = ChildSpec(name, (sys.executable, "-I", "-c", code), {"PATH": "/usr/bin"}, stage, is_node)
+    def start(self, name: str, code: str, *, stage: int = 0, is_node: bool = False, hurries: bool = False) -> ChildSpec:
+        argv = (sys.executable, "-I", "-c", code)
+        spec = ChildSpec(name, argv, {"PATH": "/usr/bin"}, stage, is_node, hurries)
         self.supervisor.start(spec)
         return spec
 

@@ -122,6 +122,27 @@ def test_a_child_that_ignores_sigterm_is_killed_when_its_time_is_up(cluster: Clu
     assert any("stubborn did not stop in time" in line for line in cluster.said)
 
 
+def test_only_what_can_is_hurried_and_with_all_of_its_process_group(cluster: Cluster) -> None:
+    """One takes its drain's time, with a child of its own; the other would dump core."""
+    sleeper = "import time; print('up', flush=True); time.sleep(600)"
+    quitter = f"import signal, sys; signal.signal(3, lambda *_: sys.exit()); {sleeper}"
+    code = (
+        f"import signal, subprocess, sys; signal.signal(15, signal.SIG_IGN)\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {quitter!r}]); sys.exit(child.wait())"
+    )
+    slow = "import signal, sys, time; signal.signal(15, lambda *_: (time.sleep(0.8), sys.exit())); " + sleeper
+    cluster.start("hurries", code, hurries=True)
+    cluster.start("does not", slow)
+    cluster.supervise_until(lambda: cluster.wrote("hurries", "up") and cluster.wrote("does not", "up"))
+    before = time.monotonic()
+    cluster.supervisor.stop({0: 20.0}, hurry_after_s=0.3)
+    assert 0.3 <= time.monotonic() - before < 10.0
+    assert {ended.name: ended.reason for ended in cluster.exits} == {
+        "hurries": "SIGQUIT",
+        "does not": "exit status 0",
+    }
+
+
 def test_a_second_request_to_stop_kills_at_once(cluster: Cluster) -> None:
     cluster.start("stubborn", STUBBORN)
     cluster.start("later", STUBBORN, stage=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from app.protocol import events as on
-from app.protocol.commands import Activate, Bell, Claim, Command, FailAttempt, ReserveNext
+from app.protocol.commands import Activate, Bell, Claim, Command, Drain, FailAttempt, ReserveNext
 from tests.unit.protocol.cluster import Cluster, reference
 from tests.unit.protocol.rest import answer_late, finish
 
@@ -57,7 +57,7 @@ def test_a_draining_prefill_node_hands_back_and_the_other_one_takes_over() -> No
 
 def test_a_draining_decode_node_that_hands_back_loses_no_token() -> None:
     cluster = Cluster(decode=2)
-    prompt = next((n, 3) for n in range(1, 200) if len(reference((n, 3), 30)) == 30)
+    prompt = long_prompt()
     uid = cluster.submit(prompt, 30)
     cluster.run(lambda: len(cluster.snapshot(uid).output_ids) >= 5)
     name = cluster.snapshot(uid).decode_node
@@ -122,3 +122,41 @@ def test_a_hand_back_by_decode_in_any_phase_is_nobodys_failure(after_ms: int) ->
     cluster.run(cluster.ended(uid), 20)
     record = cluster.snapshot(uid)
     assert (record.state, record.failures, record.output_ids) == ("FINISHED", 0, reference(PROMPT, 10))
+
+
+def long_prompt() -> tuple[int, int]:
+    return next((n, 3) for n in range(1, 200) if len(reference((n, 3), 30)) == 30)
+
+
+def test_a_node_that_the_ledger_was_asked_to_drain_takes_nothing_more_and_finishes_what_it_has() -> None:
+    cluster = Cluster(decode=2)
+    prompt = long_prompt()
+    first = cluster.submit(prompt, 30)
+    cluster.run(lambda: len(cluster.snapshot(first).output_ids) >= 5)
+    name = cluster.snapshot(first).decode_node
+    drained = cluster.runners[name].machine
+    cluster.ledger.execute(Drain(drained.config.incarnation))
+    later = cluster.submit((7, 8), 8)
+    finish(cluster, first, later)
+    assert (cluster.snapshot(first).decode_node, cluster.snapshot(first).attempt) == (name, 1)
+    assert cluster.snapshot(later).decode_node != name
+    cluster.run(lambda: drained.draining, 1)  # by its next heartbeat it has heard of it
+    assert drained.idle
+
+
+def test_a_drain_gives_back_after_its_time_what_has_not_finished_and_a_second_one_does_not_prolong_it() -> None:
+    cluster = Cluster(decode=2)
+    prompt = long_prompt()
+    uid = cluster.submit(prompt, 30)
+    cluster.run(lambda: len(cluster.snapshot(uid).output_ids) >= 5)
+    name = cluster.snapshot(uid).decode_node
+    node = cluster.runners[name]
+    node.feed(on.DrainAsked(hand_back_after_s=0.02))
+    node.feed(on.DrainAsked(hand_back_after_s=60.0))
+    cluster.run(limit_s=0.015)
+    assert cluster.snapshot(uid).attempt == 1
+    cluster.run(lambda: cluster.snapshot(uid).attempt == 2, 1)
+    finish(cluster, uid)
+    record = cluster.snapshot(uid)
+    assert (record.output_ids, record.failures) == (reference(prompt, 30), 0)
+    assert record.decode_node != name
