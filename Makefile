@@ -1,4 +1,4 @@
-# make install | serve | test | soak | mutants | lint | docs | tidy | clean
+# make install | serve | test | search | soak | mutants | lint | docs | tidy | clean
 #
 # serve takes options of `baton up`:   make serve ARGS="--prefill 1 --decode 2"
 # test takes options of pytest:        make test ARGS="-k lease"
@@ -24,7 +24,7 @@ ifneq ($(shell cat $(VENV)/.where 2>/dev/null),$(CURDIR))
 endif
 endif
 
-.PHONY: help install install-test serve test soak mutants lint docs tidy clean
+.PHONY: help install install-test serve test search soak mutants lint docs tidy clean
 
 help:
 	@sed -n '1,6p' Makefile | sed 's/^# \{0,1\}//'
@@ -60,6 +60,11 @@ serve: $(INSTALLED)
 test: $(TESTABLE) lint
 	@echo "==> Tests"
 	@$(PY) -m pytest --ignore=tests/bench $(ARGS)
+
+# The larger searches: about three minutes. Ends with an error if one finds a violation or does not come to its end.
+search: $(TESTABLE)
+	@echo "==> Every interleaving of small clusters"
+	@$(PY) -m tests.search $(ARGS)
 
 # One process per core, or JOBS. Ends with an error if any seed breaks a promise; says how to replay it.
 soak: $(TESTABLE)

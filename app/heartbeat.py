@@ -74,6 +74,7 @@ class HeartbeatThread:
         self._answered_at = float("-inf")
         self._scan_at = 0.0
         self._silent = False
+        self._trouble = ""
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
@@ -112,6 +113,11 @@ class HeartbeatThread:
         return self._version
 
     @property
+    def trouble(self) -> str:
+        """Why the last beat was not taken; empty if it was."""
+        return self._trouble
+
+    @property
     def answered_at(self) -> float:
         """Monotonic time of the last registration or heartbeat that was taken; minus infinity before the first."""
         return self._answered_at
@@ -140,10 +146,12 @@ class HeartbeatThread:
             if not self._silent:
                 logger.warning("ledger does not answer node=%s: %s", self._node.name, error)
             self._silent = True
+            self._trouble = str(error)
             return
         if self._silent:
             logger.info("ledger answers again node=%s", self._node.name)
         self._silent = False
+        self._trouble = ""
 
     def _beat(self, gauges: Gauges) -> None:
         if self._registered.is_set():

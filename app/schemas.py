@@ -76,6 +76,7 @@ class Health(StrEnum):
     HEALTHY = "healthy"
     DRAINING = "draining"
     DRAINED = "drained"  # it was asked to drain, and holds nothing any more: it can be stopped without any loss
+    UNHEALTHY = "unhealthy"  # a part of it is dead or stuck: it is about to end
 
 
 class Gauges(Shown):

@@ -11,11 +11,14 @@ import os
 from functools import cache
 from pathlib import Path
 
-from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.errors import SettingsError
+
+YEAR_S = 31_536_000.0
+"""A longer time is a mistake, and one that a server cannot count in milliseconds breaks what is told to expire then."""
 
 
 class Settings(BaseSettings):
@@ -128,6 +131,24 @@ class Settings(BaseSettings):
 
     log_level: str = Field("INFO", pattern="^(DEBUG|INFO|WARNING|ERROR)$", description="What is logged.")
 
+    @field_validator("*")
+    @classmethod
+    def _within_a_year(cls, value: object, info: ValidationInfo) -> object:
+        name = info.field_name or ""
+        seconds = name.endswith("_s") and not name.endswith("_per_s")
+        if seconds and isinstance(value, float) and not value <= YEAR_S:
+            raise ValueError(f"must be a number of seconds up to {YEAR_S:.0f} (a year)")
+        return value
+
+    @model_validator(mode="after")
+    def _finished_ids_are_known(self) -> Settings:
+        if self.dedup_window_s > self.record_ttl_s:
+            raise ValueError(
+                f"BATON_DEDUP_WINDOW_S={self.dedup_window_s:g} must not be longer than BATON_RECORD_TTL_S: without the "
+                "record nobody could say that the request has finished"
+            )
+        return self
+
     @model_validator(mode="after")
     def _heartbeats_fit(self) -> Settings:
         if self.node_ttl_s < 2 * self.heartbeat_s:
@@ -170,4 +191,5 @@ def load_settings(**overrides: object) -> Settings:
 
 def _line(error: ErrorDetails) -> str:
     name = "_".join(str(part) for part in error["loc"]).upper()
-    return f"BATON_{name}: {error['msg']}" if name else error["msg"].removeprefix("Value error, ")
+    message = error["msg"].removeprefix("Value error, ")
+    return f"BATON_{name}: {message}" if name else message

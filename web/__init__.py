@@ -17,7 +17,7 @@ from app.errors import LedgerUnavailable
 from app.ids import draw_id
 from app.ledger.api import Ledger
 from app.settings import Settings, get_settings
-from web import chat, completions, drain, errors, health, idempotency, models_api, request_id, requests_api
+from web import body, chat, completions, drain, errors, health, idempotency, models_api, request_id, requests_api
 from web.node import WebNode
 from web.process import PROCESS
 from web.served import ServedModel, load_served_model
@@ -53,6 +53,7 @@ def create_app(
     app.json.sort_keys = False  # type: ignore[attr-defined]
     app.extensions[KEY] = Services(settings, ledger, bell_lane, model, node, PROCESS, seats)
     request_id.install(app)
+    body.install(app)
     idempotency.install(app)
     errors.install(app)
     for module in (chat, completions, models_api, requests_api, health, drain):

@@ -1,11 +1,11 @@
-"""Reads a request's body: a client that stops in the middle of it must not keep a thread for ever."""
+"""Clients that stop in the middle of their body, or of reading their answer, must not keep a thread for ever."""
 
 from __future__ import annotations
 
 import socket
 import time
 
-from flask import request
+from flask import Flask, request
 from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import ClientDisconnected
 
@@ -13,6 +13,19 @@ from app.errors import BodyTimeout, InvalidRequest
 
 BODY_S = 10.0
 """Silence in the middle of a body; any network that can be used is faster."""
+
+SEND_S = 30.0
+"""A client that takes nothing of its answer for so long is given up: it keeps a thread, and a place."""
+
+
+def install(app: Flask) -> None:
+    """Bound how long an answer waits for its client to read."""
+
+    @app.before_request
+    def bound_writes() -> None:
+        connection = request.environ.get("gunicorn.socket")
+        if connection is not None:
+            connection.settimeout(SEND_S)
 
 
 def read_body() -> bytes:
@@ -39,4 +52,4 @@ def read_body() -> bytes:
         raise InvalidRequest(f"the body is not valid HTTP: {error}") from error
     finally:
         if connection is not None:
-            connection.settimeout(None)
+            connection.settimeout(SEND_S)

@@ -27,10 +27,18 @@ LEDGER_RETRY_AFTER_S = 1.0
 """A restarted Redis is back in well under a second; clients add their own back-off."""
 
 
+MOST_CHARACTERS = 1000
+
+
 def error_body(error: ApiError, of_request: str) -> dict[str, Any]:
     """OpenAI's error object, with all four keys always present. The message names the request."""
-    message = f"{error} (request {of_request})"
+    message = f"{_shortened(str(error))} (request {of_request})"
     return {"error": {"message": message, "type": error.type, "param": error.param, "code": error.code}}
+
+
+def _shortened(message: str) -> str:
+    """Some errors repeat what the client sent."""
+    return message if len(message) <= MOST_CHARACTERS else message[: MOST_CHARACTERS - 1] + "…"
 
 
 def error_response(error: ApiError) -> Response:

@@ -12,6 +12,7 @@ from typing import Any
 
 from app.errors import LedgerError
 from app.ids import draw_id
+from app.log_lane import unblock
 from app.parent_death import tie_to_parent
 from app.protocol.commands import ReportExit
 from app.settings import get_settings
@@ -49,6 +50,8 @@ def post_fork(server: Any, worker: Any) -> None:
     tie_to_parent(worker.ppid, signal.SIGKILL)
     PROCESS.incarnation = worker.baton_incarnation
     logging.basicConfig(level=_settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    for logger in (logging.getLogger(), worker.log.error_log):
+        unblock(logger)
 
 
 def post_worker_init(worker: Any) -> None:

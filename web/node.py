@@ -13,11 +13,13 @@ from app.bells import BellLane
 from app.errors import LedgerError, ServiceUnavailable
 from app.heartbeat import HeartbeatThread
 from app.ledger.api import Ledger
-from app.protocol.commands import Abort, AbortStatus, Detach
+from app.protocol.commands import Abort, AbortAnswer, AbortStatus, Answer, Detach
 from app.schemas import Gauges, NodeInfo
 from app.settings import Settings
 from web.events import EventReader, Mailboxes
 from web.logs import log_event
+
+_FAREWELLS_PER_BEAT = 500
 
 
 class WebNode:
@@ -93,7 +95,9 @@ class WebNode:
             return [self._not_registered()]
         silent_s = time.monotonic() - self._heartbeat.answered_at
         allowed_s = 2 * self._settings.heartbeat_s + self._settings.ledger_timeout_s
-        return [f"the ledger has taken no write for {silent_s:.1f} s"] if silent_s > allowed_s else []
+        if silent_s <= allowed_s:
+            return []
+        return [f"the ledger has taken no write for {silent_s:.1f} s: {self._heartbeat.trouble}"]
 
     def say_farewell(self, command: Abort | Detach, until_ms: int = -1) -> None:
         """Tell the ledger that nobody waits any more; repeated until it answers (both commands are idempotent).
@@ -106,8 +110,7 @@ class WebNode:
 
     def _say(self, command: Abort | Detach, until_ms: int) -> bool:
         try:
-            answer = self._ledger.execute(command)
-            said = answer.status is not AbortStatus.LATE and answer.time_ms > until_ms
+            said = _heard(self._ledger.execute(command), until_ms)
         except LedgerError:
             said = False
         if not said:
@@ -124,6 +127,13 @@ class WebNode:
         self.mailboxes.wake_all()
 
     def _repeat_farewells(self) -> None:
-        """Once each: one that cannot be said must not hold up the others."""
-        for _ in range(len(self._farewells)):
-            self._say(*self._farewells.popleft())
+        """Once each, and all in one round trip: heartbeats wait for it."""
+        waiting = [self._farewells.popleft() for _ in range(min(len(self._farewells), _FAREWELLS_PER_BEAT))]
+        answers = self._ledger.execute_many([command for command, _ in waiting])
+        for (command, until_ms), answer in zip(waiting, answers, strict=True):
+            if isinstance(answer, LedgerError) or not _heard(answer, until_ms):
+                self._farewells.append((command, until_ms))
+
+
+def _heard(answer: Answer, until_ms: int) -> bool:
+    return isinstance(answer, AbortAnswer) and answer.status is not AbortStatus.LATE and answer.time_ms > until_ms

@@ -12,6 +12,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 from pydantic_core import PydanticCustomError
 
 MAX_STOPS = 16
+MAX_STOP_CHARACTERS = 1000
+"""The engine looks for each of them with every token, between the tokens of others."""
+MOST_TOKENS = 2**31 - 1
 _INT64 = 2**63
 
 
@@ -37,6 +40,8 @@ def _check_stop(value: object) -> tuple[str, ...]:
         raise PydanticCustomError("stop", f"may hold {MAX_STOPS} strings at most")
     if not all(stops):
         raise PydanticCustomError("stop", "must not hold an empty string")
+    if any(len(s) > MAX_STOP_CHARACTERS for s in stops):
+        raise PydanticCustomError("stop", f"must not hold a string of more than {MAX_STOP_CHARACTERS} characters")
     return tuple(stops)
 
 
@@ -88,7 +93,7 @@ class Generation(Body):
     model: str
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    max_tokens: int | None = Field(None, ge=1)
+    max_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
     temperature: float | None = Field(None, ge=0, le=2, allow_inf_nan=False)
     top_p: float | None = Field(None, gt=0, le=1, allow_inf_nan=False)
     top_k: int | None = Field(None, ge=-1, lt=_INT64)
@@ -147,7 +152,7 @@ class ChatBody(Generation):
     """``POST /v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     """Like ``user``: labels."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 
 from app.errors import ApiError, ServiceUnavailable
 from web.admission import Job, leave
 from web.answer import Answer, Delta
 from web.client import Client, ClientGone
 from web.ends import Ended
-from web.feed import Feed
+from web.feed import OUTAGE_S, Feed
 from web.logs import log_event
 from web.services import Services
 
@@ -19,6 +19,22 @@ TICK_S = 0.5
 """How often the client's socket and the shutdown are looked at."""
 PING_S = 5.0
 """Something is written after so much quiet, so that proxies keep the connection and a dead one shows."""
+
+
+class Outage:
+    """A ledger that can be read and not written to (a replica, one that is full) tells nothing more of any answer."""
+
+    def __init__(self) -> None:
+        self._since: float | None = None
+
+    def look(self, faults: Sequence[str], now: float) -> None:
+        """Raises ServiceUnavailable when there have been ``faults`` for OUTAGE_S, as seen from here."""
+        if not faults:
+            self._since = None
+            return
+        self._since = now if self._since is None else self._since
+        if now - self._since >= OUTAGE_S:
+            raise ServiceUnavailable("; ".join(faults))
 
 
 class Ping:
@@ -42,6 +58,7 @@ def relay(services: Services, job: Job, answer: Answer, client: Client) -> Gener
     outcome: dict[str, object] = {"outcome": "internal_error"}
     try:
         sent_at = looked_at = time.monotonic()
+        outage = Outage()
         while True:
             progress = feed.next(TICK_S)
             now = time.monotonic()
@@ -59,6 +76,7 @@ def relay(services: Services, job: Job, answer: Answer, client: Client) -> Gener
             if now - looked_at >= TICK_S:
                 looked_at = now
                 _look_around(services, client)
+                outage.look(services.node.ledger_faults(), now)
     except (ClientGone, GeneratorExit):
         outcome = {"outcome": "client_gone"}
         raise

@@ -10,6 +10,8 @@ from app.errors import InvalidRequest
 from app.ids import draw_id
 
 HEADER = "X-Request-Id"
+ANSWER_PREFIXES = ("chatcmpl-", "cmpl-")
+"""What stands before the request's id in the id of its answer."""
 _PATTERN = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -29,6 +31,9 @@ def adopt(request_id: str) -> None:
 
 
 def is_valid(request_id: str) -> bool:
+    """Whether it can be one: not what a path swallows, nor what the id of another request's answer looks like."""
+    if request_id.startswith(ANSWER_PREFIXES) or not request_id.strip("."):
+        return False
     return _PATTERN.fullmatch(request_id) is not None
 
 
@@ -41,7 +46,11 @@ def install(app: Flask) -> None:
         if given is None:
             return
         if not is_valid(given):
-            raise InvalidRequest(f"{HEADER} must be 1 to 128 of A-Z a-z 0-9 . _ : -", param=HEADER)
+            raise InvalidRequest(
+                f"{HEADER} must be 1 to 128 of A-Z a-z 0-9 . _ : -, not only dots, and not begin as an answer's id "
+                f"({', '.join(ANSWER_PREFIXES)})",
+                param=HEADER,
+            )
         g.request_id = g.given_request_id = given
 
     @app.after_request

@@ -18,8 +18,8 @@ from web.services import services
 
 blueprint = Blueprint("requests", __name__)
 
-ANSWER_PREFIX = re.compile(r"^(chatcmpl|cmpl)-")
-"""What an answer's ``id`` has in front of the request's: clients may ask for either."""
+ANSWER_PREFIX = re.compile(f"^({'|'.join(request_id.ANSWER_PREFIXES)})")
+"""Clients may ask for a request by its answer's id."""
 
 
 @blueprint.get("/v1/requests/<client_id>")
@@ -37,12 +37,12 @@ def cancel_request(client_id: str) -> Response:
 
 
 def _find(client_id: str) -> SnapshotAnswer:
-    if not request_id.is_valid(client_id):
+    known_as = ANSWER_PREFIX.sub("", client_id)
+    if not request_id.is_valid(known_as):
         raise InvalidRequest("a request id is 1 to 128 of A-Z a-z 0-9 . _ : -", param="id")
-    for known_as in (client_id, ANSWER_PREFIX.sub("", client_id)):
-        answer = look_up(services().ledger, client_id=known_as)
-        if answer.status is not ReadStatus.UNKNOWN:
-            return answer
+    answer = look_up(services().ledger, client_id=known_as)
+    if answer.status is not ReadStatus.UNKNOWN:
+        return answer
     raise RequestNotFound(f"there is no record of request {client_id}", param="id")
 
 

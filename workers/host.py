@@ -10,6 +10,7 @@ ledger         questions to the ledger, all that wait in one round trip
 bells          rings doorbells
 link           calls between nodes (in ``app.link``)
 heartbeat      registration, heartbeats, scan if nobody else scans
+watchdog       looks at all others; a dead or stuck one ends the process
 =============  ==========================================================================
 """
 
@@ -25,7 +26,7 @@ from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.bells import BellLane, Bells
-from app.crash import end_crashed, end_refused
+from app.crash import do_not_end, end_crashed, end_in, end_refused
 from app.errors import LedgerError
 from app.heartbeat import HeartbeatThread
 from app.ids import draw_id
@@ -44,7 +45,9 @@ from app.protocol.tables import DECODE_BLOCK_STEPS, PREFILL_BLOCK_STEPS
 from app.schemas import Gauges, Health, NodeInfo
 from app.settings import Settings
 from workers.engine_lane import EngineLane
+from workers.last_words import say_last_words
 from workers.mover import Mover
+from workers.watchdog import Pulse, Watchdog
 
 if TYPE_CHECKING:
     from workers.engine.engine import Engine
@@ -52,6 +55,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger("baton.node")
 
 _LAST_WORDS_S = 2.0
+"""What a node may still say, whatever it is that does not move: a ledger call takes no longer either."""
+
+_LAST_BELLS_S = 0.5
+"""Of it, for the bells: what is not rung here, the next scan rings."""
 
 KVRole = Literal["prefill", "decode"]
 Machine = PrefillNode | DecodeNode
@@ -98,6 +105,8 @@ class NodeHost:
         self._engine_lane = EngineLane(engine, self._post, self._crashed, settings.engine_stall_s)
         self._mover = Mover(engine, self._transport, self._engine_lane.between_steps)
         self._mover_lane: Lane[do.Seal | do.Pull] = Lane("mover", self._move, self._crashed)
+        self._moving = ""
+        """The handoff that the mover is at, or was at last."""
         self._ledger_lane: Lane[do.Ask] = Lane("ledger", self._ask, self._crashed)
         self._bells = BellLane(NodeBells(Bells(settings), nodename), self._crashed)
         node = NodeInfo(
@@ -128,7 +137,18 @@ class NodeHost:
             after_beat=self._after_beat,
         )
         self._thread = threading.Thread(target=self._run, name="node", daemon=True)
+        self._pulse = Pulse("node", self._thread.is_alive)
+        lanes = (self._engine_lane, self._mover_lane, self._ledger_lane, self._bells)
+        self._watchdog = Watchdog(
+            (*lanes, Pulse("link", lambda: self._link.alive), self._pulse),
+            settings.engine_stall_s,
+            settings.heartbeat_s,
+            self._crashed,
+            self._watched,
+        )
         self._stall_s = settings.engine_stall_s
+        self._unhealthy = False
+        self._ending = threading.Lock()
         self._refused_since = 0.0
         self._refused_for_s = settings.node_ttl_s + 2.0
         self._closed = False
@@ -143,6 +163,7 @@ class NodeHost:
         self._engine_lane.start()
         self._thread.start()
         self._heartbeat.start()
+        self._watchdog.start()
 
     def ring(self, uid: str, attempt: int, done: Callable[[str], None]) -> None:
         """A bell came in. ``done(outcome)`` runs once, when the work it brought has left this node."""
@@ -182,6 +203,8 @@ class NodeHost:
     def close(self) -> None:
         """End every lane and give everything back."""
         self._closed = True
+        self._watchdog.close()
+        do_not_end()
         self._heartbeat.close()
         self._events.put(END)
         self._thread.join(timeout=5)
@@ -206,11 +229,14 @@ class NodeHost:
                 wait_s = None if deadline is None else max(0.0, deadline - time.monotonic())
                 events, more = take_all(self._events, wait_s)
                 for event in events:
+                    self._pulse.entered_at = time.monotonic()
                     self._perform(self._machine.receive(event, time.monotonic()))
                 with self._bell_lock:
                     self._unseen_bells -= sum(isinstance(event, on.BellRang) for event in events)
+                self._pulse.entered_at = time.monotonic()
                 self._perform(self._machine.poll(time.monotonic()))
                 self._show()
+                self._pulse.entered_at = 0.0
         except BaseException as error:  # noqa: BLE001 - ends the process
             self._crashed("node", error)
 
@@ -226,7 +252,8 @@ class NodeHost:
             refused=dict(self._machine.refusals),
         )
         with self._bell_lock:
-            had_room, self.wants_bells = self.wants_bells, self._machine.wants_bells and not self._unseen_bells
+            has_room = self._machine.wants_bells and not self._unseen_bells and not self._unhealthy
+            had_room, self.wants_bells = self.wants_bells, has_room
             found_room = self.wants_bells and not had_room
         if found_room:
             self._on_room()
@@ -241,16 +268,8 @@ class NodeHost:
         return Health.DRAINED if self._idle else Health.DRAINING
 
     def _vital_signs(self) -> Gauges:
-        """What the next heartbeat tells. A lane that is dead or stuck ends the process: it would hang requests in
-        silence while heartbeats go on."""
-        for lane in (self._engine_lane, self._mover_lane, self._ledger_lane, self._bells):
-            entered_at = lane.entered_at
-            stuck_s = time.monotonic() - entered_at if entered_at else 0.0
-            if stuck_s > self._stall_s or not lane.alive:
-                self._crashed(lane.name, TimeoutError(f"no progress for {stuck_s:.0f} s"))
-        if not (self._link.alive and self._thread.is_alive()):
-            self._crashed("link or node", RuntimeError("its thread is gone"))
-        return self._gauges
+        """What the next heartbeat tells."""
+        return self._gauges.model_copy(update={"health": Health.UNHEALTHY}) if self._unhealthy else self._gauges
 
     def _wait_idle(self, timeout_s: float) -> bool:
         with self._changed:
@@ -301,13 +320,36 @@ class NodeHost:
     def _move(self, jobs: list[do.Seal | do.Pull]) -> None:
         for job in jobs:
             self._mover_lane.entered()
+            self._moving = job.key
             self._post(self._mover.seal(job) if isinstance(job, do.Seal) else self._mover.pull(job))
 
     # ends that nobody wants
 
-    def _crashed(self, lane: str, error: BaseException) -> None:
-        if not self._closed:
-            end_crashed(self._nodename, lane, error)
+    def _watched(self) -> None:
+        """The watchdog runs. It does not while one thread keeps the interpreter to itself: that ends the process."""
+        with self._bell_lock:
+            if not self._unhealthy:
+                end_in(self._stall_s + _LAST_WORDS_S)
+
+    def _crashed(self, part: str, error: BaseException) -> None:
+        """A part is dead or stuck: it would hang requests in silence while heartbeats go on. From now on the node is
+        unhealthy and takes nothing; what it holds goes back, and the process ends, whether that works or not."""
+        if self._closed or not self._ending.acquire(blocking=False):
+            return
+        with self._bell_lock:
+            self._unhealthy, self.wants_bells = True, False
+            end_in(_LAST_WORDS_S)
+        logger.critical("unhealthy node=%s part=%s: %s: %s", self._nodename, part, type(error).__name__, error)
+        why = f"{self._nodename} is unhealthy: {part}: {error}"
+        moving = self._moving if part == self._mover_lane.name else None
+        try:
+            for bell in say_last_words(self._ledger, self._node.incarnation, self._vital_signs(), why, moving):
+                self._bells.ring(bell)
+            self._bells.close(_LAST_BELLS_S)
+        except LedgerError as error_of_ledger:
+            logger.warning("nothing handed back node=%s: %s", self._nodename, error_of_ledger)
+        finally:
+            end_crashed(self._nodename, part, error)
 
     def _after_beat(self) -> None:
         self._link.version = self._heartbeat.version

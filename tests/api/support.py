@@ -150,6 +150,7 @@ class ScriptedWorker:
         self._roles = roles
         self._ids = {role: f"{role}-{uuid.uuid4().hex}" for role in ("prefill", "decode")}
         self._leases: dict[str, str] = {}
+        self._reserving = threading.Lock()
         self._stopped = threading.Event()
         self._threads = [threading.Thread(target=self._work, daemon=True)]
         for role in roles:
@@ -221,14 +222,14 @@ class ScriptedWorker:
 
     def _reserve(self, uid: str) -> str:
         """The lease for ``uid``, empty if it has ended. The ledger may give an older waiter's first."""
-        while uid not in self._leases:
-            lease = uuid.uuid4().hex
-            reserved = self._ledger.execute(ReserveNext(uid, self._ids["decode"], lease, 10_000, 16))
-            if reserved.status is ReserveStatus.RESERVED:
+        with self._reserving:  # else one for us could stand in the ledger, and not yet here
+            while uid not in self._leases:
+                lease = uuid.uuid4().hex
+                reserved = self._ledger.execute(ReserveNext(uid, self._ids["decode"], lease, 10_000, 16))
+                if reserved.status is not ReserveStatus.RESERVED:
+                    return ""
                 self._leases[reserved.uid] = lease
-            elif uid not in self._leases:
-                return ""
-        return self._leases[uid]
+            return self._leases[uid]
 
     def _activate(self, work: Work, lease: str, index: int, token: int) -> str:
         decode = self._ids["decode"]

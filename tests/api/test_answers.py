@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import queue
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
@@ -12,9 +13,9 @@ from typing import Any
 import pytest
 from werkzeug.test import TestResponse
 
-from app.errors import LedgerUnavailable, LedgerUnknown
+from app.errors import LedgerError, LedgerUnavailable, LedgerUnknown
 from app.ledger.api import Ledger
-from app.protocol.commands import Abort, Admit, Cluster, Deregister, Detach, EmitStatus, Event, Work
+from app.protocol.commands import Abort, Admit, Cluster, Deregister, Detach, EmitStatus, Event, Heartbeat, Work
 from tests.api.conftest import MakeRig, Rig, chunks
 from tests.api.support import IM_END, Fail, Send, Step, Wait, ids, say, wait_for
 from tests.api.test_surface import error_of
@@ -275,6 +276,21 @@ class Unreachable(Around):
 
     refusals = 3
 
+    def __init__(self, inner: Ledger) -> None:
+        super().__init__(inner)
+        self.many: list[list[Any]] = []
+        """What was said in one round trip each."""
+
+    def execute_many(self, commands: Sequence[Any]) -> list[Any]:
+        self.many.append(list(commands))
+        return [self._try(command) for command in commands]
+
+    def _try(self, command: Any) -> Any:
+        try:
+            return self.execute(command)
+        except LedgerError as error:
+            return error
+
     def execute(self, command: Any) -> Any:
         if isinstance(command, Abort | Detach) and self.refusals:
             self.refusals -= 1
@@ -288,6 +304,54 @@ def test_a_farewell_is_repeated_until_the_ledger_has_heard_it(make_rig: MakeRig)
     answer = rig.app.test_client().post("/v1/completions", json=body, headers={"X-Request-Id": "r1"}, buffered=False)
     next(answer.iter_encoded())
     answer.close()
+    rig.wait_state("r1", "ABORTED")
+
+
+def test_farewells_that_piled_up_are_said_in_one_round_trip(make_rig: MakeRig) -> None:
+    rig = make_rig(wrap=Unreachable)
+    node, ledger = rig.services.node, rig.services.ledger
+    assert isinstance(ledger, Unreachable)
+    ledger.refusals = 300
+    for number in range(250):
+        node.say_farewell(Abort(f"u{number}", "gone"))
+    ledger.refusals = 0
+    calls = len(ledger.many)
+    wait_for(lambda: sum(map(len, ledger.many[calls:])) >= 250)
+    assert max(map(len, ledger.many[calls:])) == 250
+
+
+class ReadOnly(Around):
+    """Takes no heartbeat of web any more."""
+
+    full = False
+
+    def execute(self, command: Any) -> Any:
+        if self.full and isinstance(command, Heartbeat) and not command.incarnation.startswith(("prefill", "decode")):
+            raise LedgerUnavailable("ledger: OOM command not allowed")
+        return self.inner.execute(command)
+
+
+def test_a_ledger_that_takes_no_writes_ends_a_running_answer_with_the_reason(
+    make_rig: MakeRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("web.relay.OUTAGE_S", 0.2)
+    monkeypatch.setattr("web.relay.TICK_S", 0.05)
+    rig = make_rig(script=lambda work: [Send(ids("a")), Wait(threading.Event())], wrap=ReadOnly, ledger_timeout_s=0.2)
+    body = {"model": "toy", "prompt": "hi", "stream": True}
+    answer = rig.app.test_client().post("/v1/completions", json=body, headers={"X-Request-Id": "r1"}, buffered=False)
+    lines = answer.iter_encoded()
+    assert b'"a"' in next(lines)
+    assert isinstance(rig.services.ledger, ReadOnly)
+    rig.services.ledger.full = True
+    ended: queue.Queue[bytes] = queue.Queue()
+    threading.Thread(target=lambda: ended.put(b"".join(lines)), daemon=True).start()
+    try:
+        rest = ended.get(timeout=10)
+    except queue.Empty:
+        pytest.fail("the answer does not end")
+    assert b"service_unavailable" in rest
+    assert b"OOM" in rest
+    assert b"[DONE]" not in rest
     rig.wait_state("r1", "ABORTED")
 
 

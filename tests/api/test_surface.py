@@ -49,6 +49,17 @@ def test_a_wrong_field_is_the_param(rig: Rig) -> None:
     assert (error["type"], error["param"]) == ("invalid_request_error", "temperature")
 
 
+def test_stop_strings_have_a_length_and_numbers_a_size(rig: Rig) -> None:
+    error = error_of(rig.complete(stop=["x" * 1001]), 400, "invalid_value")
+    assert (error["param"], "1000 characters" in error["message"]) == ("stop", True)
+    huge = b'{"model": "toy", "prompt": "hi", "max_tokens": ' + b"9" * 4299 + b"}"
+    assert error_of(rig.post("/v1/completions", huge), 400, "invalid_value")["param"] == "max_tokens"
+
+
+def test_an_error_does_not_repeat_all_that_was_sent(rig: Rig) -> None:
+    assert len(error_of(rig.complete(model="m" * 100_000), 404, "model_not_found")["message"]) < 1200
+
+
 def test_a_prompt_that_is_too_long_and_an_unknown_model(rig: Rig) -> None:
     error_of(rig.complete(max_tokens=100_000), 400, "context_length_exceeded")
     error_of(rig.complete(model="other"), 404, "model_not_found")
@@ -72,7 +83,7 @@ def test_the_request_id_is_taken_or_drawn_and_always_echoed(rig: Rig) -> None:
     assert rig.get("/health").headers["X-Request-Id"] != rig.get("/health").headers["X-Request-Id"]
 
 
-@pytest.mark.parametrize("wrong", ["", "with space", "x" * 129, "ümlaut", "a/b"])
+@pytest.mark.parametrize("wrong", ["", "with space", "x" * 129, "ümlaut", "a/b", "..", "cmpl-of-another"])
 def test_a_request_id_that_could_not_be_kept_is_refused(rig: Rig, wrong: str) -> None:
     assert error_of(rig.complete(request_id=wrong), 400, "invalid_value")["param"] == "X-Request-Id"
 

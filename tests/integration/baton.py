@@ -10,8 +10,11 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +141,24 @@ class Baton:
         """The living nodes by name without the host."""
         nodes = self.get("/cluster")[1]["nodes"]
         return {node["name"].split("@")[0]: node for node in nodes if node["health"] == "healthy"}
+
+    @contextmanager
+    def heartbeats_watched(self) -> Iterator[list[float]]:
+        """Ages in seconds of the heartbeats of all nodes, looked at ten times a second."""
+        ages: list[float] = []
+        done = threading.Event()
+
+        def look() -> None:
+            while not done.wait(0.1):
+                ages.extend(node["heartbeat_age_s"] for node in self.get("/cluster")[1]["nodes"])
+
+        with ThreadPoolExecutor(1) as pool:
+            looking = pool.submit(look)
+            try:
+                yield ages
+            finally:
+                done.set()
+            looking.result()
 
     def processes(self) -> list[psutil.Process]:
         """The launcher and everything below it."""

@@ -10,6 +10,7 @@ import pytest
 from app.model.resolve import resolve_model
 from app.settings import load_settings
 from tests.integration.baton import Baton
+from tests.integration.small import NUM_BLOCKS, STALL_S, STEP_TOKENS, Small
 
 
 @pytest.fixture(scope="session")
@@ -41,5 +42,28 @@ def baton(new_home: Callable[[Path], Path], tmp_path_factory: pytest.TempPathFac
     try:
         cluster.wait_until_ready()
         yield cluster
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture(scope="session")
+def small(new_home: Callable[[Path], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Small]:
+    """By its silence alone a worker would be lost after a minute."""
+    folder = tmp_path_factory.mktemp("small")
+    orders = folder / "orders"
+    orders.mkdir()
+    cluster = Baton(
+        new_home(folder),
+        folder / "output",
+        *("--num-blocks", str(NUM_BLOCKS), "--max-num-seqs", "8"),
+        BATON_ENGINE_STALL_S=str(STALL_S),
+        BATON_MAX_NUM_BATCHED_TOKENS=str(STEP_TOKENS),
+        BATON_NODE_TTL_S="60",
+        PYTHONPATH=str(Path(__file__).parent / "sabotage"),
+        SABOTAGE=str(orders),
+    )
+    try:
+        cluster.wait_until_ready()
+        yield Small(cluster, orders)
     finally:
         cluster.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -96,6 +97,18 @@ def test_all_references_at_once_come_back_token_by_token(client: OpenAI, baton: 
 @pytest.mark.parametrize("case", LONG, ids=[f"{len(case['prompt_ids'])} tokens" for case in LONG])
 def test_a_long_prompt_is_exact_over_many_chunks_and_blocks(client: OpenAI, case: dict[str, Any]) -> None:
     assert complete(client, case) == case["output_ids"]
+
+
+def test_heartbeats_wait_for_no_step_however_large_it_is(client: OpenAI, baton: Baton) -> None:
+    """Of each of these prompts 512 tokens go through both prefill nodes in one step."""
+    case = LONG[0]
+    with ThreadPoolExecutor(4) as pool, baton.heartbeats_watched() as ages:
+        answers = list(pool.map(lambda _: complete(client, case), range(4)))
+    assert answers == [case["output_ids"]] * 4
+    logs = "".join(baton.log(name).read_text() for name in ("prefill1", "prefill2"))
+    steps = re.findall(r" tokens=600 engine_ms=(\d+)", logs)
+    print(f"steps for 600 tokens took up to {max(map(int, steps))} ms, the oldest heartbeat was {max(ages):.2f} s")
+    assert max(ages) < load_settings().node_ttl_s / 2
 
 
 @pytest.mark.parametrize("case", [c for c in GREEDY if c["kind"] == "chat"], ids=lambda case: case["prompt"][:20])

@@ -5,6 +5,7 @@ from tests.mutants.guards.attempts import ATTEMPTS
 from tests.mutants.guards.decode import DECODE
 from tests.mutants.guards.emitting import EMITTING
 from tests.mutants.guards.handing_over import HANDING_OVER
+from tests.mutants.guards.health import HEALTH
 from tests.mutants.guards.holding import HOLDING
 from tests.mutants.guards.losing import LOSING
 from tests.mutants.guards.prefill import PREFILL
@@ -24,5 +25,6 @@ ALL: tuple[Mutant, ...] = (
     *DECODE,
     *HOLDING,
     *WIRES,
+    *HEALTH,
     *WEB,
 )

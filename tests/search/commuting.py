@@ -14,6 +14,7 @@ from typing import NamedTuple
 from app.protocol import effects as do
 from tests.search.process import Outgoing
 from tests.search.process_steps import NOBODY, Fresh, Happening, Key, ProcessSteps, Step, Tags
+from tests.search.values import VALUES
 
 _ANSWERS = (Happening.ANSWERED, Happening.NO_ANSWER)
 _WITH_TAG = (*_ANSWERS, Happening.CALL_ENDED)
@@ -64,6 +65,8 @@ def _other_order(
     happening, a, b = other
     first = steps.step(waiting.without, waiting.happening, waiting.a, waiting.b, lambda: _NOTHING)
     tag = _tag_before(first, a) if happening in _WITH_TAG else a
+    if fresh.name and fresh.name in VALUES.names(waiting.b):
+        return None  # what waits is about a name that would still be in use: nobody holds it any more
     if not _could_come_first(steps, waiting, happening, tag) or (waiting.noisy and happening is Happening.CALLED):
         return None
     came_first = (waiting.without, happening, tag, b)
@@ -72,7 +75,7 @@ def _other_order(
     own = overtaking.tags[waiting.a] if waiting.happening in _WITH_TAG and overtaking.tags else waiting.a
     later = (overtaking.process, waiting.happening, own, waiting.b)
     then = _step(steps, later, _NOTHING)
-    in_order = [*first.wants, *as_met.wants]
+    in_order = [_retagged(want, as_met.tags) for want in first.wants] + list(as_met.wants)
     overtaken = [_retagged(want, then.tags) for want in overtaking.wants] + list(then.wants)
     unheard = f"call-{waiting.a}" if waiting.happening is Happening.CALLED else ""
     if then.process != as_met.process or _sorted(in_order, unheard) != _sorted(overtaken, unheard):

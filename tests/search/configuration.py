@@ -23,6 +23,7 @@ DRAIN_MS = 2000
 FROZEN_MOST_MS = NODE_TTL_MS + TICK_MS
 """A frozen process goes on at the latest when it has been declared dead for a while."""
 NEVER_MS = 10**9
+MANY = 10**9
 
 
 class Fault(StrEnum):

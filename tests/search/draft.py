@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import count
 
 from app.protocol import effects as do
@@ -9,6 +10,7 @@ from app.protocol.commands import Bell, Command
 from app.protocol.messages import Reply
 from tests.search.configuration import CALL_TTL_MS, Configuration
 from tests.search.ledger_steps import LedgerSteps
+from tests.search.merging import Merging
 from tests.search.process_steps import NOBODY, Fresh, Happening, ProcessSteps
 from tests.search.state import (
     BELL,
@@ -23,7 +25,7 @@ from tests.search.state import (
     names_of_net,
     names_of_slot,
 )
-from tests.search.values import VALUES, generation_name
+from tests.search.values import NAMES, VALUES, generation_name
 
 PREFILL_QUEUE, DECODE_QUEUE, DIRECT_QUEUES = range(3)
 """Numbers of the queues for bells; the direct queue of a process is the last one plus its place."""
@@ -32,7 +34,7 @@ PREFILL_QUEUE, DECODE_QUEUE, DIRECT_QUEUES = range(3)
 class Cluster:
     """What does not change from state to state."""
 
-    def __init__(self, configuration: Configuration) -> None:
+    def __init__(self, configuration: Configuration, merges: bool = True) -> None:
         self.configuration = configuration
         self.nodes = configuration.nodes
         self.processes = ProcessSteps(configuration)
@@ -40,6 +42,7 @@ class Cluster:
         self.slots: Numbering[Slot] = Numbering(self._names_of_slot)
         self.nets: Numbering[tuple[Item, ...]] = Numbering(names_of_net)
         self.wishes: Numbering[Wishes] = Numbering()
+        self.merging = Merging(self, merges)
         self._incarnations: dict[tuple[int, int], int] = {}
         self._place = {name: place for place, name in enumerate(self.nodes)}
         self.places_of_role = {
@@ -72,6 +75,10 @@ class Draft:
         self.net = cluster.nets.things[state.net]
         self.wishes = cluster.wishes.things[state.wishes]
         self.slots = [cluster.slots.things[number] for number in state.slots]
+        self.by_itself = True
+        """Nothing was drawn, nobody called or acknowledged: no more was looked at than what a move changes."""
+        self.rung: list[Item] = []
+        """Bells, those that waited already too."""
         self._was = state
 
     def state(self) -> State:
@@ -83,14 +90,7 @@ class Draft:
         things = cluster.slots.things
         if any(slot is not things[number] for slot, number in zip(self.slots, slots, strict=True)):
             slots = tuple([cluster.slots.number(slot) for slot in self.slots])
-        garbage = cluster.ledger.facts[self.ledger].garbage
-        if garbage:
-            outside = [cluster.slots.names[number] for number in slots]
-            outside.append(cluster.nets.names[net])
-            found = tuple([one for one in garbage if not any(one.name in names for names in outside)])
-            if found:
-                self.ledger = cluster.ledger.drop(self.ledger, found)
-        return State(self.ledger, self.saved, net, cluster.wishes.number(self.wishes), slots)
+        return cluster.merging.merged(State(self.ledger, self.saved, net, cluster.wishes.number(self.wishes), slots))
 
     def send(self, item: Item) -> None:
         """Something gets on its way."""
@@ -111,6 +111,7 @@ class Draft:
         """Something happens to a process; what it wants gets on its way."""
         slot = self.slots[place]
         step = self.cluster.processes.step(slot.process, happening, a, b, lambda: self.fresh(place))
+        self.by_itself = self.by_itself and not step.drew
         if step.tags is not None:
             tags = step.tags
             slot = slot._replace(
@@ -140,6 +141,7 @@ class Draft:
                 self.slots[place] = slot._replace(beats=WANTS_REGISTRATION)
 
     def _call(self, place: int, call: do.Call) -> None:
+        self.by_itself = False
         number = self._fresh_call()
         slot = self.slots[place]
         peer = VALUES.number(call.incarnation)
@@ -151,16 +153,19 @@ class Draft:
 
     def reply(self, number: int, reply: Reply) -> None:
         """Acknowledge a call; nothing if its caller does not wait any more."""
+        self.by_itself = False
         for place, slot in enumerate(self.slots):
             if any(opened[0] == number for opened in slot.open):
                 self.send((REPLY, number, place, VALUES.number(reply), 0))
 
     def ring(self, place: int, bell: Bell) -> None:
-        """A bell gets into its queue; where the same one waits already, a second one says nothing new."""
+        """A bell gets into its queue; where the same one waits already, a second one says nothing new. Nor does the
+        number of an attempt: nobody reads it."""
         queue = DIRECT_QUEUES + place
         if bell.uid:
             queue = PREFILL_QUEUE if bell.queue == "prefill" else DECODE_QUEUE
-        item = (BELL, queue, VALUES.number(bell), 0)
+        item = (BELL, queue, VALUES.number(replace(bell, attempt=0)), 0)
+        self.rung.append(item)
         if item not in self.net:
             self.send(item)
 
@@ -185,24 +190,24 @@ class Draft:
         used = self._names_in_use()
         name, incarnation = self.cluster.nodes[place], VALUES[self.incarnation(place)]
         return Fresh(
-            next(fresh for number in count(1) if (fresh := f"{name}-{number}") not in used),
-            next(number for number in count(1) if generation_name(incarnation, number) not in used),
+            next(fresh for number in count(1) if not NAMES.bit(fresh := f"{name}-{number}") & used),
+            next(number for number in count(1) if not NAMES.bit(generation_name(incarnation, number)) & used),
         )
 
     def _fresh_call(self) -> int:
         used = self._names_in_use()
-        return next(number for number in count(1) if f"call-{number}" not in used)
+        return next(number for number in count(1) if not NAMES.bit(f"call-{number}") & used)
 
     def fresh_life(self, place: int) -> int:
         """Number for a new incarnation."""
         used, name = self._names_in_use(), self.cluster.nodes[place]
-        return next(number for number in count(1) if f"{name}.{number}" not in used)
+        return next(number for number in count(1) if not NAMES.bit(f"{name}.{number}") & used)
 
-    def _names_in_use(self) -> set[str]:
+    def _names_in_use(self) -> int:
         cluster, facts = self.cluster, self.cluster.ledger.facts
-        used = set(facts[self.ledger].names)
+        used = facts[self.ledger].mask | NAMES.mask(names_of_net(self.net))
         if self.saved >= 0:
-            used |= facts[self.saved].names
+            used |= facts[self.saved].mask
         for slot in self.slots:
-            used |= cluster.slots.names[cluster.slots.number(slot)]
-        return used | names_of_net(self.net)
+            used |= cluster.slots.masks[cluster.slots.number(slot)]
+        return used

@@ -13,7 +13,8 @@ from tests.search.configuration import NEVER_MS, Configuration
 from tests.search.images import load, save
 from tests.search.ledger_checks import LedgerChecks, see
 from tests.search.ledger_form import NOW_MS, Garbage, drop, form_of, garbage_of, normalise
-from tests.search.values import VALUES
+from tests.search.renaming import Renaming
+from tests.search.values import NAMES, VALUES
 from tests.search.violation import Violation
 
 WEB = "w"
@@ -39,8 +40,10 @@ class Passed(NamedTuple):
 class Facts(NamedTuple):
     """What others see of a situation."""
 
-    names: frozenset[str]
-    garbage: tuple[Garbage, ...]
+    mask: int
+    """The names that it mentions."""
+    garbage: tuple[tuple[Garbage, int], ...]
+    """Each with the bit of its name."""
     in_process: frozenset[str]
     at_rest_with: frozenset[str] | None
     """Nothing is in process, waiting, leased or owned, and exactly these nodes are registered and alive."""
@@ -51,6 +54,7 @@ class LedgerSteps:
 
     def __init__(self, configuration: Configuration) -> None:
         self._checks = LedgerChecks(configuration)
+        self._one_decode_node = configuration.decode == 1
         self._numbers: dict[bytes, int] = {}
         self._images: list[bytes] = []
         self.facts: list[Facts] = []
@@ -90,6 +94,10 @@ class LedgerSteps:
             number = self._dropped[key] = self._number(store)
         return number
 
+    def rename(self, ledger: int, renaming: Renaming) -> int:
+        """The situation with other names."""
+        return self._number(renaming.mutable(self.copy_of(ledger)))
+
     def copy_of(self, ledger: int) -> Store:
         """The data in this situation, to look at."""
         store: Store = load(self._images[ledger])
@@ -118,7 +126,7 @@ class LedgerSteps:
         return Passed(self._number(store), lost, scan.bells)
 
     def _number(self, store: Store) -> int:
-        normalise(store)
+        normalise(store, self._one_decode_node)
         form, names = form_of(store)
         key = marshal.dumps(form, 2)
         number = self._numbers.get(key)
@@ -151,8 +159,8 @@ def _facts(store: Store, names: frozenset[str]) -> Facts:
     nodes = {incarnation: node for incarnation, node in store.nodes.items() if incarnation != WEB}
     alive = all(node.state == "alive" and store.fresh(incarnation) for incarnation, node in nodes.items())
     return Facts(
-        names,
-        garbage_of(store),
+        NAMES.mask(names),
+        tuple([(one, NAMES.bit(one.name)) for one in garbage_of(store)]),
         frozenset(uid for uid, record in store.records.items() if record.in_process),
         frozenset(nodes) if alive and not busy else None,
     )

@@ -1,7 +1,7 @@
 """The normal form of a process: of all that behave alike from now on, one.
 
 Time is counted from now, tags of what is on its way from 1, and what can no longer matter is left out. Each line below
-says why it cannot; ``test_normal_forms`` compares with processes that were never brought into this form.
+says why it cannot.
 """
 
 from __future__ import annotations
@@ -94,16 +94,18 @@ def _normalise_timers(machine: Any) -> None:
 
 
 def order_timers(machine: Any) -> None:
-    """Of timers that are due at the same moment one order is as good as any: that of their names."""
+    """Of timers that are due at the same moment one order is as good as any: that of their names, and of what they are
+    about."""
     timers = sorted(((round(at, 3), tag, what) for at, tag, what in machine._timers), key=_order)
     tags = sorted((at, tag) for at, tag, _ in timers)
     machine._timers = [(at, tag, what) for (at, tag), (_, _, what) in zip(tags, timers, strict=True)]
 
 
-def _order(timer: tuple[float, int, Any]) -> tuple[float, str, int]:
-    """Of timers that are due at the same moment one order is as good as any."""
+def _order(timer: tuple[float, int, Any]) -> tuple[float, str, str, int]:
     at, tag, what = timer
-    return at, (what.func if isinstance(what, partial) else what).__name__, tag
+    if not isinstance(what, partial):
+        return at, what.__name__, "", tag
+    return at, what.func.__name__, what.args[0] if isinstance(what.args[0], str) else "", tag
 
 
 def _is_patience(what: Any, held: Held) -> bool:
@@ -131,17 +133,36 @@ def _still_matters(machine: Any, what: Any) -> bool:
 def _normalise_memory(process: Process) -> None:
     memory, machine = process.memory, process.machine
     for block in range(machine.pool.num_blocks):
+        if isinstance(machine, DecodeNode):  # nobody reads a decode node's KV, so nobody compares its generations
+            memory.generations[block] = machine.pool._generation[block] = 0
         if machine.pool.owner_of(block)[1] is not BlockState.FREE:
             continue
+        machine.pool._generation[block] = 0  # drawn anew when it is taken
         memory.writers[block] = "somebody"  # whoever comes next is another one
-        if isinstance(machine, DecodeNode):  # nobody reads it; junk shows as wrong tokens as well as anything
+        if not memory.generations[block]:  # nobody reads it; junk shows as wrong tokens as well as anything
             memory.blocks[block] = [_JUNK] * len(memory.blocks[block])
+
+
+def stale_of(process: Process) -> frozenset[str]:
+    """Generations whose blocks are free again: they matter only to a peer that has still to read them."""
+    memory, pool = process.memory, process.machine.pool
+    free = [block for block in range(pool.num_blocks) if pool.owner_of(block)[1] is BlockState.FREE]
+    numbers = {memory.generations[block] for block in free}
+    return frozenset(generation_name(process.incarnation, number) for number in numbers if number)
+
+
+def forget(process: Process, stale: frozenset[str]) -> None:
+    """Let them go: nobody will read them any more."""
+    memory = process.memory
+    for block, number in enumerate(memory.generations):
+        if generation_name(process.incarnation, number) in stale:
             memory.generations[block] = 0
 
 
 def _number_tags(machine: Any) -> Tags:
-    """From 1, in the order in which they were given: timers that are due at once run in that order."""
-    tags = {old: new for new, old in enumerate(sorted([*machine._questions, *machine._calls]), 1)}
+    """From 1: questions, then calls, then timers, each in the order in which they were given. Timers that are due at
+    once run in that order; of all others only equality is ever looked at."""
+    tags = {old: new for new, old in enumerate([*sorted(machine._questions), *sorted(machine._calls)], 1)}
     machine._questions = {tags[old]: question for old, question in machine._questions.items()}
     machine._calls = {tags[old]: then for old, then in machine._calls.items()}
     machine._timers = [(at, len(tags) + number, what) for number, (at, _, what) in enumerate(machine._timers, 1)]

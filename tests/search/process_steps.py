@@ -13,8 +13,9 @@ from app.protocol import events as on
 from tests.search.configuration import Configuration
 from tests.search.images import load, save
 from tests.search.process import BELL_ID, Outgoing, Process, View
-from tests.search.process_form import Tags, form_of, normalise
-from tests.search.values import VALUES
+from tests.search.process_form import Tags, forget, form_of, normalise, stale_of
+from tests.search.renaming import Renaming
+from tests.search.values import NAMES, VALUES
 from tests.search.violation import Violation
 
 
@@ -49,14 +50,18 @@ class Step(NamedTuple):
     wants: tuple[Outgoing, ...]
     tags: Tags | None
     quiet: bool
-    """It has acknowledged calls at most: it has asked nothing of anybody, of engine and mover neither, and holds what
-    it held before."""
+    """It has acknowledged calls at most: it has asked nothing of anybody, of engine and mover neither, holds what it
+    held before, and looks for work as it did before."""
+    drew: bool
+    """It has drawn a name or a generation."""
 
 
 class Facts(NamedTuple):
     """What others see of a process in a situation."""
 
     names: frozenset[str]
+    stale: int
+    """Those of KV that nobody owns any more."""
     wants_bells: bool
     at_rest: bool
     may_leave: bool
@@ -84,6 +89,7 @@ class ProcessSteps:
         self.facts: list[Facts] = []
         self._steps: dict[Key, Step] = {}
         self._draws: dict[Key, dict[Fresh, Step]] = {}
+        self._forgotten: dict[tuple[int, int], int] = {}
         self._views: dict[tuple[int, tuple[int, ...]], int] = {}
 
     def boot(self, name: str, incarnation: str) -> int:
@@ -116,6 +122,20 @@ class ProcessSteps:
         if view is None:
             view = self._views[key] = VALUES.number(self.copy_of(process).memory.view(blocks))
         return view
+
+    def forget(self, process: int, stale: int) -> int:
+        """The situation without KV that nobody will read any more."""
+        key = (process, stale)
+        number = self._forgotten.get(key)
+        if number is None:
+            copy = self.copy_of(process)
+            forget(copy, NAMES.names(stale))
+            number = self._forgotten[key] = self._number(copy)[0]
+        return number
+
+    def rename(self, process: int, renaming: Renaming) -> int:
+        """The situation with other names."""
+        return self._number(renaming.mutable(self.copy_of(process)))[0]
 
     def copy_of(self, process: int) -> Process:
         """A process in this situation, to look at."""
@@ -154,7 +174,7 @@ class ProcessSteps:
         quiet = not used and before == _what_others_may_meet(process)
         quiet = quiet and all(isinstance(wanted, do.ReplyTo) for wanted in wants)
         retagged = tuple(_retagged(one, tags) for one in wants)
-        return Step(after, retagged, tags if changed else None, quiet), used
+        return Step(after, retagged, tags if changed else None, quiet, used), used
 
     def _number(self, process: Process) -> tuple[int, Tags]:
         tags = normalise(process)
@@ -206,9 +226,10 @@ def event_of(process: Process, happening: Happening, a: int, b: int) -> on.Event
 
 
 def _what_others_may_meet(process: Process) -> tuple[Any, ...]:
-    """Jobs of engine and mover, and what is held and not on its way out."""
-    held = [(key, one.ending, one.told) for key, one in process.machine.table.items()]
-    return len(process.inbox), len(process.jobs), held
+    """Jobs of engine and mover, what is held and not on its way out, and how more is looked for."""
+    machine = process.machine
+    held = [(key, one.ending, one.told) for key, one in machine.table.items()]
+    return len(process.inbox), len(process.jobs), held, machine.registered, machine._asking_for_work
 
 
 def _view(number: int) -> View | None:
@@ -226,6 +247,7 @@ def _facts(process: Process, names: frozenset[str]) -> Facts:
     machine = process.machine
     return Facts(
         names=names,
+        stale=NAMES.mask(stale_of(process)),
         wants_bells=machine.wants_bells,
         at_rest=process.at_rest,
         may_leave=machine.draining and machine.idle,

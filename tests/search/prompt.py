@@ -2,8 +2,8 @@
 
 A move is *silent* if its process asks nothing of anybody, of engine and mover neither: an acknowledgement that was
 awaited, an answer that changes nothing, the news that a handoff is over. No other process and no client can tell when
-it happened; that its own process cannot either, ``test_prompt_moves`` checks for all pairs of happenings that a search
-meets. A crash just before it leaves what a crash just after it leaves.
+it happened; that its own process cannot either, ``commuting`` checks for all pairs of happenings that a search meets.
+A crash just before it leaves what a crash just after it leaves.
 
 A node's bell to itself never leaves its host: the node hears it as soon as it wants one.
 
@@ -13,6 +13,7 @@ What may go wrong with the message or bell concerned is tried all the same.
 from __future__ import annotations
 
 from app.protocol import effects as do
+from app.protocol.commands import HoldingsAnswer
 from app.protocol.messages import Grant
 from tests.search.draft import DIRECT_QUEUES, Cluster, Draft
 from tests.search.moves import Move
@@ -31,7 +32,6 @@ class Prompt:
         self._cluster = cluster
         self._answers: dict[int, _Replies] = {}
         self._deliveries: dict[tuple[int, int, int, int], _Replies] = {}
-        self._hearing: dict[int, bool] = {}
         self._items: dict[int, tuple[tuple[int, Item], ...]] = {}
         self.quiet: set[Key] = set()
         """Every happening that was found to ask nothing of anybody."""
@@ -39,19 +39,13 @@ class Prompt:
     def move(self, state: State) -> Move | None:
         """One that need not wait, if there is one."""
         for at, number in enumerate(state.slots):
-            if self._may_hear(number) and self._is_silent(state, self._of_answer(state, at, number)):
+            replies = self._answers[number] if number in self._answers else self._of_answer(state, at, number)
+            if replies is not None and self._is_silent(state, replies):
                 return Move("answer", at)
         for which, item in self._candidates(state.net):
             if self._need_not_wait(state, item):
                 return Move("hear" if item[0] == BELL else "deliver", self._place(item), which)
         return None
-
-    def _may_hear(self, number: int) -> bool:
-        known = self._hearing.get(number)
-        if known is None:
-            slot = self._cluster.slots.things[number]
-            known = self._hearing[number] = bool(slot.answers) and slot.frozen_ms < 0
-        return known
 
     def _candidates(self, net: int) -> tuple[tuple[int, Item], ...]:
         found = self._items.get(net)
@@ -85,11 +79,16 @@ class Prompt:
         return not any(opened[0] in replies for number in state.slots for opened in slots[number].open)
 
     def _of_answer(self, state: State, at: int, number: int) -> _Replies:
-        if number not in self._answers:
-            tag, answer = self._cluster.slots.things[number].answers[0]
-            happening = (Happening.NO_ANSWER, tag, 0) if answer < 0 else (Happening.ANSWERED, tag, answer)
-            self._answers[number] = self._replies(state, at, happening)
-        return self._answers[number]
+        slot = self._cluster.slots.things[number]
+        replies: _Replies = None
+        if slot.answers and slot.frozen_ms < 0:
+            tag, answer = slot.answers[0]
+            if answer < 0:
+                replies = self._replies(state, at, (Happening.NO_ANSWER, tag, 0))
+            elif not _tells_of_work(VALUES[answer]):
+                replies = self._replies(state, at, (Happening.ANSWERED, tag, answer))
+        self._answers[number] = replies
+        return replies
 
     def _of_delivery(self, state: State, at: int, item: Item) -> _Replies:
         key = (state.slots[at], item[0], item[1], item[-2])
@@ -106,6 +105,11 @@ class Prompt:
             return None
         self.quiet.add((draft.slots[at].process, *happening))
         return tuple([int(want.call_id.removeprefix("call-")) for want in step.wants if isinstance(want, do.ReplyTo)])
+
+
+def _tells_of_work(answer: object) -> bool:
+    """Whether a node that has no room now will remember this when it has."""
+    return isinstance(answer, HoldingsAnswer) and answer.queued + answer.waiting_for_grant > 0
 
 
 def happening_of(cluster: Cluster, at: int, slot: Slot, item: Item) -> tuple[Happening, int, int] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from tests.search.values import VALUES
+from tests.search.values import NAMES, VALUES
 
 Call = tuple[int, int, int]
 """A question to the ledger that was not applied yet: tag, value of the command, ms until its ``not_after``."""
@@ -83,7 +83,8 @@ class Numbering(Generic[T]):
 
     def __init__(self, names_of: Callable[[T], frozenset[str]] = lambda thing: frozenset()) -> None:
         self.things: list[T] = []
-        self.names: list[frozenset[str]] = []
+        self.masks: list[int] = []
+        """The names that each mentions."""
         self._numbers: dict[T, int] = {}
         self._names_of = names_of
 
@@ -93,7 +94,7 @@ class Numbering(Generic[T]):
         if number is None:
             number = self._numbers[thing] = len(self.things)
             self.things.append(thing)
-            self.names.append(self._names_of(thing))
+            self.masks.append(NAMES.mask(self._names_of(thing)))
         return number
 
 

@@ -11,39 +11,37 @@ from app.ledger.memory import attempts, ends, ledger
 from app.ledger.memory.state import Store
 from app.protocol.commands import Emit
 from app.protocol.holding import Holding
-from tests.search.configuration import Configuration, Fault, Request
+from tests.search.bisimulation import same_behaviour
+from tests.search.commuting import conflicts
+from tests.search.configuration import Configuration, Fault
+from tests.search.configurations import ABORT_AGAIN, ALL_LATE, ANY_FAULT, FIRST, REST_MOST_MS, SMALL, TWO_DECODE
+from tests.search.draft import Cluster
 from tests.search.search import Search
 
-FIRST = Request("u1", (11, 12))
-ABORTED = replace(FIRST, may_be_aborted=True)
-AGAIN = Request("u2", (21, 22), after="u1")
-"""The same client id with another prompt, once the first request has ended."""
-TWO = (Request("u1", (11, 12), client_id="a"), Request("u2", (21, 22), client_id="b"))
-
-CONFIGURATIONS = [
-    Configuration("an abort at any moment, then the same id with another prompt", (ABORTED, AGAIN)),
-    Configuration("one fault of any kind", (FIRST,), faults=1),
-    Configuration("one fault of any kind and an abort", (ABORTED,), faults=1),
-    Configuration("two lost messages", (FIRST,), faults=2, kinds=frozenset({Fault.MESSAGE_LOST})),
-    Configuration("two crashes", (FIRST,), faults=2, kinds=frozenset({Fault.CRASH_REPORTED})),
-    Configuration(
-        "a lost message, an abort, another prompt", (ABORTED, AGAIN), faults=1, kinds=frozenset({Fault.MESSAGE_LOST})
-    ),
-    Configuration("two requests and a place on each of two decode nodes", TWO, decode=2, prefill_blocks=2),
-]
 MOST_STATES = 200_000
-REST_MOST_MS = 10_000
-"""No state of these is further from rest, by the timeouts of ``configuration``."""
 
 
-@pytest.mark.parametrize("configuration", CONFIGURATIONS, ids=lambda configuration: configuration.name)
+@pytest.mark.parametrize("configuration", SMALL, ids=lambda configuration: configuration.name)
 def test_no_state_breaks_a_promise_and_each_comes_to_rest(configuration: Configuration) -> None:
     result = Search(configuration).run(MOST_STATES)
     assert result.violation == "", "\n".join(map(str, result.path))
     assert result.exhausted, f"more than {MOST_STATES} states"
     assert result.at_rest > 0
     assert result.longest_ms <= REST_MOST_MS
-    print(f"{configuration.name}: {result.states} states, {result.transitions} transitions")
+
+
+@pytest.mark.parametrize("configuration", [ANY_FAULT, TWO_DECODE], ids=lambda configuration: configuration.name)
+def test_what_a_search_does_promptly_could_as_well_have_waited(configuration: Configuration) -> None:
+    search = Search(configuration, Cluster(configuration, merges=False))
+    search.run(MOST_STATES)
+    assert search.prompt.quiet
+    found = conflicts(search.cluster.processes, search.prompt.quiet)
+    assert not found, found[0]
+
+
+@pytest.mark.parametrize("configuration", [ABORT_AGAIN, ALL_LATE], ids=lambda configuration: configuration.name)
+def test_states_that_a_search_takes_for_one_behave_alike(configuration: Configuration) -> None:
+    assert same_behaviour(Search(configuration, Cluster(configuration, merges=False)), Search(configuration))
 
 
 def found(*kinds: Fault, faults: int = 1) -> str:

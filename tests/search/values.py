@@ -50,6 +50,33 @@ def generation_name(incarnation: str, generation: int) -> str:
     return f"{incarnation}#{generation}"
 
 
+class Names:
+    """A bit for each name, so that a set of names is an integer."""
+
+    def __init__(self) -> None:
+        self._bits: dict[str, int] = {}
+        self._names: list[str] = []
+
+    def bit(self, name: str) -> int:
+        """The bit of ``name``."""
+        bit = self._bits.get(name)
+        if bit is None:
+            bit = self._bits[name] = 1 << len(self._names)
+            self._names.append(name)
+        return bit
+
+    def mask(self, names: frozenset[str]) -> int:
+        """The bits of ``names``."""
+        return sum(map(self.bit, names))
+
+    def names(self, mask: int) -> frozenset[str]:
+        """The names of a mask."""
+        return frozenset(name for place, name in enumerate(self._names) if mask >> place & 1)
+
+
+NAMES = Names()
+
+
 def _names_of(value: Any) -> frozenset[str]:
     names = names_in(repr(value))
     if isinstance(value, messages.Commit | effects.Pull):

@@ -27,6 +27,8 @@ class Mover(Part):
         self.process = node
         self.entered_at: float | None = None
         """When the running job began; what the watchdog looks at."""
+        self.moving = ""
+        """The handoff of the running job, or of the last one."""
         self.stuck = False
         """A job that is running, or begins, never ends."""
         self._jobs: deque[do.Seal | do.Pull] = deque()
@@ -45,6 +47,7 @@ class Mover(Part):
         world = self.process.world
         self.entered_at = world.timeline.now
         job = self._jobs.popleft()
+        self.moving = job.key
         if isinstance(job, do.Seal):
             self.after(len(job.blocks) * world.pace.block(), self._seal, job)
         else:

@@ -22,10 +22,12 @@ from app.schemas import NodeInfo
 from tests.sim.engine import Engine
 from tests.sim.heartbeat import Beats
 from tests.sim.kv_memory import KVMemory
+from tests.sim.last_words import LastWords
 from tests.sim.ledger_client import LedgerClient, Results
 from tests.sim.model import BLOCK_TOKENS, EOS
 from tests.sim.mover import Mover
 from tests.sim.process import Part, Process
+from tests.sim.times import LAST_WORDS_S
 from tests.sim.wires import Link
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ if TYPE_CHECKING:
 
 Role = Literal["prefill", "decode"]
 _AUDIT_EVERY = 16
-_LAST_WORDS_S = 2.0
 
 
 class LedgerLane(Part):
@@ -84,6 +85,7 @@ class KVNode(Process):
         self._lanes = [LedgerLane(self) for _ in range(world.scenario.ledger_lanes)]
         self.machine = self._make_machine(shape)
         self.beats = Beats(self, self, self._info(shape), self.client)
+        self.last_words = LastWords(self)
         self.leaving = False
         self._inbox: list[on.Event] = []
         self._looking = False
@@ -171,7 +173,7 @@ class KVNode(Process):
         self._looks += 1
         if self._looks % _AUDIT_EVERY == 0 or (machine.idle and not self._bells):
             self.audit()
-        if machine.wants_bells and not self._inbox:
+        if machine.wants_bells and not self._inbox and not self.last_words.begun:
             self.world.broker.listens(self)
 
     def _wake(self, alarm: float) -> None:
@@ -216,11 +218,12 @@ class KVNode(Process):
     # what the heartbeats tell
 
     def on_beat(self) -> None:
-        """The watchdog: a part that is stuck ends the process."""
-        for part in (self.engine, self.mover):
+        """The watchdog: a part that is stuck ends the process, after some last words."""
+        for part in () if self.last_words.begun else (self.engine, self.mover):
             entered_at = part.entered_at
             if entered_at is not None and self.world.timeline.now - entered_at > self.world.times.engine_stall_s:
-                self.crash(f"the {type(part).__name__.lower()} is stuck")
+                moving = self.mover.moving if part is self.mover else None
+                self.last_words.say(f"the {type(part).__name__.lower()} is stuck", moving)
                 return
 
     def on_registered(self) -> None:
@@ -264,7 +267,7 @@ class KVNode(Process):
             self.after(0.05, self._wait_idle, deadline, asked_back)
         elif not asked_back:
             self.post(on.HandBackAsked())
-            self.after(0.05, self._wait_idle, self.world.timeline.now + _LAST_WORDS_S, True)
+            self.after(0.05, self._wait_idle, self.world.timeline.now + LAST_WORDS_S, True)
         else:
             self._leave()
 

@@ -10,6 +10,8 @@ CALL_TTL_S = 5.0
 """``not_after`` of a ledger call lies so far behind the ledger time that its caller saw last."""
 RING_AGAIN_MOST_S = 8.0
 """Longest pause between two bells for a request that waits."""
+LAST_WORDS_S = 2.0
+"""What a node may still say once it is to end."""
 MOST_BLOCKS = 24
 """Of one node."""
 ASK_AGAIN_MOST_S = 1.0
@@ -54,7 +56,7 @@ class Times:
         the next attempt meets one more leftover (a call that is applied late and handed back, or a peer that does
         not know of it) and runs into the longest deadline of a handoff; its bell is lost and rung again.
         """
-        noticed = self.engine_stall_s + self.heartbeat_s
+        noticed = self.engine_stall_s + self.heartbeat_s + LAST_WORDS_S
         leftover = CALL_TTL_S + self.ledger_timeout_s + ASK_AGAIN_MOST_S + self.check_s
         handoff = self.link_timeout_s + self.pull_most_s
         return noticed + self.decided_s + leftover + handoff + RING_AGAIN_MOST_S

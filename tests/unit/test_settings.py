@@ -16,6 +16,10 @@ from app.settings import load_settings
         ({"BATON_NUM_BLOKS": "5"}, "BATON_NUM_BLOKS is no setting: did you mean BATON_NUM_BLOCKS?"),
         ({"BATON_XYZ": "5"}, "BATON_XYZ is no setting"),
         ({"BATON_DEVICE": "tpu"}, "BATON_DEVICE: "),
+        ({"BATON_RECORD_TTL_S": "inf"}, "BATON_RECORD_TTL_S: must be a number of seconds up to 31536000 (a year)"),
+        ({"BATON_QUEUE_TIMEOUT_S": "nan"}, "BATON_QUEUE_TIMEOUT_S: "),
+        ({"BATON_DEDUP_WINDOW_S": "1e16"}, "BATON_DEDUP_WINDOW_S: must be a number of seconds up to 31536000"),
+        ({"BATON_DEDUP_WINDOW_S": "90000"}, "BATON_DEDUP_WINDOW_S=90000 must not be longer than BATON_RECORD_TTL_S"),
         ({"BATON_HEARTBEAT_S": "10"}, "BATON_NODE_TTL_S=5 must be at least twice BATON_HEARTBEAT_S"),
     ],
 )

@@ -17,11 +17,11 @@ if admitted then
 end
 -- A request watched by a dead web process would have nobody who aborts it.
 if not fresh(cmd.web) then return answer({ status = 'REFUSED' }) end
--- The key stays with a request that was computed, well or not; what was aborted or expired was not.
+-- The key stays with a request that was computed, well or not; what was aborted, expired or had no room was not.
 local keyed = cmd.key ~= '' and redis.call('GET', P .. 'idem:' .. cmd.key)
 if keyed then
-  local k = redis.call('HMGET', P .. 'rec:' .. keyed, 'state', 'body')
-  if k[1] and k[1] ~= 'ABORTED' and k[1] ~= 'EXPIRED' then
+  local k = redis.call('HMGET', P .. 'rec:' .. keyed, 'state', 'body', 'overloaded')
+  if k[1] and k[1] ~= 'ABORTED' and k[1] ~= 'EXPIRED' and k[3] ~= '1' then
     return answer({ status = k[2] == cmd.body and 'KNOWN' or 'OTHER_BODY', uid = keyed })
   end
 end

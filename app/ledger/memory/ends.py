@@ -85,12 +85,14 @@ def end_attempt(
     unused_lease: LeaseState = LeaseState.CANCELLED,
 ) -> FailStatus:
     """The only way an attempt ends without ending its request well."""
-    if kind is FailureKind.OVERLOAD and _handed_round(record):
+    handed_round = kind is FailureKind.OVERLOAD and _handed_round(record)
+    if handed_round:
         kind = FailureKind.FAILURE
     if kind is FailureKind.FAILURE:
         record.failures += 1
     out_of_attempts = kind is FailureKind.FAILURE and record.failures >= record.limits.max_attempts
     if kind is FailureKind.FINAL or out_of_attempts:
+        record.overloaded = handed_round
         end_request(store, record, RequestState.FAILED, code=reason, detail=detail, unused_lease=unused_lease)
         return FailStatus.FAILED
     let_go(store, record, unused_lease)

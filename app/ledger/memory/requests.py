@@ -77,9 +77,9 @@ def _admitted(store: Store, uid: str) -> AdmitAnswer:
 
 
 def _known(store: Store, key: IdempotencyKey) -> AdmitAnswer | None:
-    """The key stays with a request that was computed, well or not; what was aborted or expired was not."""
+    """The key stays with a request that was computed, well or not; what was aborted, expired or had no room was not."""
     record = store.records.get(store.keys.get(key.scoped, ""))
-    if record is None or record.state in (RequestState.ABORTED, RequestState.EXPIRED):
+    if record is None or record.state in (RequestState.ABORTED, RequestState.EXPIRED) or record.overloaded:
         return None
     status = AdmitStatus.KNOWN if record.key == key else AdmitStatus.OTHER_BODY
     return AdmitAnswer(status, store.time, record.uid)

@@ -66,6 +66,8 @@ class Record:
     losses: int = 0
     overloads: int = 0
     overload_at: int = 0
+    overloaded: bool = False
+    """That is what it FAILED of."""
     suspect: int = 0
     shunned: str = ""
     shunned_until: int = 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from app.protocol.commands import Admit, AdmitStatus, IdempotencyKey, ReadStatus, Watcher
+from app.protocol.commands import Admit, AdmitStatus, FailureKind, IdempotencyKey, ReadStatus, Watcher
 from app.schemas import SamplingParams
 from tests.contract.ledger.support import LIMITS, World
 
@@ -32,6 +32,15 @@ def expire(world: World, uid: str) -> None:
     world.advance(60_000)
     world.scan()
     assert world.state(uid) == "EXPIRED"
+
+
+def fail_of_overload(world: World, uid: str) -> None:
+    for attempt in range(1, 33):
+        world.work(f"f-{uid}-{attempt}", uid)
+        world.fail(uid, fence=f"f-{uid}-{attempt}", attempt=attempt, kind=FailureKind.OVERLOAD)
+        if world.state(uid) == "FAILED":
+            return
+    raise AssertionError("it goes round for ever")
 
 
 End = Callable[[World, str], None]
@@ -70,9 +79,9 @@ def test_a_request_that_was_computed_keeps_its_key(world: World, end: End) -> No
     assert (again.status, again.uid) == (AdmitStatus.KNOWN, "u")
 
 
-@pytest.mark.parametrize("end", [abort, expire])
+@pytest.mark.parametrize("end", [abort, expire, fail_of_overload])
 def test_the_key_of_one_that_was_given_up_is_free_for_any_body(world: World, end: End) -> None:
-    world.admit("u", key="k", body="one")
+    world.admit("u", key="k", body="one", max_attempts=1)
     end(world, "u")
     assert world.admit("v", "mine", key="k", body="two").status is AdmitStatus.ADMITTED
     again = world.admit("x", key="k", body="two")

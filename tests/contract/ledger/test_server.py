@@ -144,6 +144,16 @@ def test_no_key_is_left_of_ended_requests_and_gone_nodes_except_what_expires(rea
     assert lasting == {"clock", "seq"}
 
 
+def test_what_only_computing_needs_goes_when_a_request_ends(real: Any) -> None:
+    real.cluster()
+    real.decoding("u", "f", "l")
+    large = {"prompt", "sampling"}
+    assert large <= set(real.raw.hkeys(f"{real.prefix}rec:u"))
+    real.emit("u", 1, 8, node="d", end="stop")
+    assert not large & set(real.raw.hkeys(f"{real.prefix}rec:u"))
+    assert real.read("u").output_ids == (7, 8)
+
+
 def test_flushed_scripts_are_loaded_again(real: Any) -> None:
     real.cluster()
     real.raw.script_flush()

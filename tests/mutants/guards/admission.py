@@ -87,13 +87,15 @@ ADMISSION = (
     ledger(
         "key-of-the-given-up",
         "a key whose request was aborted or expired is free again",
-        lua=(lua("and k[1] ~= 'ABORTED' and k[1] ~= 'EXPIRED' then", "then"),),
-        twin=(
-            twin(
-                "if record is None or record.state in (RequestState.ABORTED, RequestState.EXPIRED):",
-                "if record is None:",
-            ),
-        ),
+        lua=(lua("and k[1] ~= 'ABORTED' and k[1] ~= 'EXPIRED' and", "and"),),
+        twin=(twin("or record.state in (RequestState.ABORTED, RequestState.EXPIRED)", ""),),
+        tests=(f"{_KEYS}test_the_key_of_one_that_was_given_up_is_free_for_any_body",),
+    ),
+    ledger(
+        "key-of-the-overloaded",
+        "a key whose request failed because there was no room is free again",
+        lua=(lua("and k[3] ~= '1' then", "then"),),
+        twin=(twin("or record.overloaded:", ":"),),
         tests=(f"{_KEYS}test_the_key_of_one_that_was_given_up_is_free_for_any_body",),
     ),
     ledger(

@@ -60,8 +60,8 @@ LOSING = (
     ledger(
         "overloads-end",
         "a request ends however often it is handed round without getting a token",
-        lua=(lua("if kind == 'overload' and handed_round(r) then", "if false then"),),
-        twin=(twin("if kind is FailureKind.OVERLOAD and _handed_round(record):", "if False:"),),
+        lua=(lua("local round = kind == 'overload' and handed_round(r)", "local round = false"),),
+        twin=(twin("handed_round = kind is FailureKind.OVERLOAD and _handed_round(record)", "handed_round = False"),),
         tests=(f"{_LOSS}test_a_request_that_is_handed_round_without_a_token_comes_to_an_end",),
     ),
     ledger(

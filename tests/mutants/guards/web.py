@@ -82,8 +82,26 @@ WEB = (
     Mutant(
         "web-farewell-repeated",
         "promise 3: that nobody waits any more is said until the ledger has heard it",
-        (Edit("web/node.py", "self._farewells.append((command, until_ms))", "pass"),),
+        (Edit("web/node.py", "if not said: self._farewells.append((command, until_ms))", "pass"),),
         ("tests/api/test_answers.py::test_a_farewell_is_repeated_until_the_ledger_has_heard_it",),
+    ),
+    Mutant(
+        "web-farewell-repeated-again",
+        "promise 3: and not only once",
+        (
+            Edit(
+                "web/node.py",
+                "if isinstance(answer, LedgerError) or not _heard(answer, until_ms):",
+                "if False:",
+            ),
+        ),
+        ("tests/api/test_answers.py::test_a_farewell_is_repeated_until_the_ledger_has_heard_it",),
+    ),
+    Mutant(
+        "web-ledger-that-only-reads",
+        "promise 2: no answer waits without an end for a ledger that takes no writes",
+        (Edit("web/relay.py", "outage.look(services.node.ledger_faults(), now)", "pass"),),
+        ("tests/api/test_answers.py::test_a_ledger_that_takes_no_writes_ends_a_running_answer_with_the_reason",),
     ),
     Mutant(
         "web-farewell-after-attach",

@@ -56,8 +56,8 @@ class Hooks(Faults):
         return False
 
     def ledger_call(self, who: str, commands: Any) -> CallFate:
-        (command,) = commands
-        fault = "" if isinstance(command, _SIGNS_OF_LIFE) else self._cluster.ledger_fault(command)
+        asked = (command for command in commands if not isinstance(command, _SIGNS_OF_LIFE))
+        fault = next(filter(None, map(self._cluster.ledger_fault, asked)), "")
         if not fault:
             return FINE
         return CallFate(None if fault == "lost" else 0.0, 0, 3 * TICK)

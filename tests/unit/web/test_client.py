@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 
 from web.client import Client
 
@@ -28,3 +29,15 @@ def test_a_closed_socket_of_our_own_counts_as_gone() -> None:
 
 def test_without_a_socket_nobody_is_known_to_be_gone() -> None:
     assert not Client({}).gone()
+
+
+def test_a_client_that_is_there_is_asked_without_waiting_though_its_socket_has_a_timeout() -> None:
+    here, there = socket.socketpair()
+    with here, there:
+        here.settimeout(20)
+        client = Client({"gunicorn.socket": here})
+        began = time.monotonic()
+        assert not client.gone()
+        assert time.monotonic() - began < 5
+        there.close()
+        assert client.gone()

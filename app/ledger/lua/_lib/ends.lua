@@ -58,6 +58,8 @@ local function end_request(r, state, o)
   redis.call('ZREM', P .. 'unwatched', r.uid)
   local few = redis.call('HMGET', rec, 'dedup_window', 'key')
   free_guard(r, state, tonumber(few[1]))
+  -- The largest part of it, which only computing needs.
+  redis.call('HDEL', rec, 'prompt', 'sampling')
   redis.call('PEXPIRE', rec, ttl)
   redis.call('PEXPIRE', P .. 'tok:' .. r.uid, ttl)
   expire_with(P .. 'latest:' .. r.client, r.uid, ttl)
@@ -76,10 +78,11 @@ end
 -- The only way an attempt ends without ending its request well. Output tokens stay: the next attempt resumes after
 -- them. The record goes back to its place by admission, and to its remaining queue time. Its bell is due at once.
 local function end_attempt(r, kind, reason, detail, unused_lease)
-  if kind == 'overload' and handed_round(r) then kind = 'failure' end
+  local round = kind == 'overload' and handed_round(r)
+  if round then kind = 'failure' end
   if kind == 'failure' then r.failures = r.failures + 1 end
   if kind == 'final' or (kind == 'failure' and r.failures >= r.max_attempts) then
-    set(r, 'failures', r.failures)
+    set(r, 'failures', r.failures, 'overloaded', round and 1 or 0)
     end_request(r, 'FAILED', { error_code = reason, error_detail = detail, unused_lease = unused_lease })
     return 'FAILED'
   end

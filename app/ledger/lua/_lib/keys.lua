@@ -8,11 +8,12 @@
 --   clock           hash    time: ledger ms; last: TIME at the last advance; scan: ledger ms of the last scan;
 --                           version: how everything below, and messages between nodes, are written (see versions.py)
 --   seq             string  counter of admissions
---   rec:{uid}       hash    the record; PEXPIRE only after its end. Besides what its name says:
+--   rec:{uid}       hash    the record; PEXPIRE only after its end, and from then without prompt and sampling. Besides what its name says:
 --                             stamped  1: its sequence is in the prefill node's running step
 --                             losses   losses of a node that did not count as failures
 --                             overloads, overload_at  attempts in a row that ended as overload, at this length of the
 --                                                     answer
+--                             overloaded  1: that is what it FAILED of
 --                             suspect  length of the answer up to which it is a suspect; 0: it is none
 --                             shunned, shunned_until  a decode node that it keeps away from, and till when (ledger ms)
 --                             key, body               its idempotency key, and the hash of what was asked for
