@@ -1,13 +1,15 @@
-# make install | serve | test | search | soak | mutants | lint | docs | tidy | clean
+# make install | serve | test | search | soak | mutants | chaos | chaos-matrix | chaos-short | lint | docs | tidy | clean
 #
 # serve takes options of `baton up`:   make serve ARGS="--prefill 1 --decode 2"
 # test takes options of pytest:        make test ARGS="-k lease"
 # soak takes a number of seeds:        make soak SEEDS=20000
 # mutants takes names of guards:       make mutants ARGS="emit-*" JOBS=2
+# chaos takes minutes:                 make chaos MINUTES=30
 
 PYTHON ?= python3
 ARGS ?=
 SEEDS ?= 2000
+MINUTES ?= 5
 VENV := .venv
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
@@ -24,10 +26,10 @@ ifneq ($(shell cat $(VENV)/.where 2>/dev/null),$(CURDIR))
 endif
 endif
 
-.PHONY: help install install-test serve test search soak mutants lint docs tidy clean
+.PHONY: help install install-test serve test search soak mutants chaos chaos-matrix chaos-short lint docs tidy clean
 
 help:
-	@sed -n '1,6p' Makefile | sed 's/^# \{0,1\}//'
+	@sed -n '1,7p' Makefile | sed 's/^# \{0,1\}//'
 
 install: $(INSTALLED)
 install-test: $(TESTABLE)
@@ -59,7 +61,7 @@ serve: $(INSTALLED)
 
 test: $(TESTABLE) lint
 	@echo "==> Tests"
-	@$(PY) -m pytest --ignore=tests/bench $(ARGS)
+	@$(PY) -m pytest --ignore=tests/bench -m "not matrix" $(ARGS)
 
 # The larger searches: about three minutes. Ends with an error if one finds a violation or does not come to its end.
 search: $(TESTABLE)
@@ -74,6 +76,19 @@ soak: $(TESTABLE)
 mutants: $(TESTABLE)
 	@echo "==> Guards taken away, one at a time"
 	@$(PY) -m tests.mutants $(ARGS)
+
+# Real processes, killed, frozen or cut off at random; ends with an error if a promise was broken.
+chaos: $(TESTABLE)
+	@echo "==> $(MINUTES) minutes of random faults"
+	@$(PY) -m tests.chaos.soak --minutes $(MINUTES) $(ARGS)
+
+chaos-matrix: $(TESTABLE)
+	@echo "==> Each fault at each step"
+	@$(PY) -m pytest tests/chaos -m matrix $(ARGS)
+
+chaos-short: $(TESTABLE)
+	@echo "==> Some faults at some steps"
+	@$(PY) -m pytest tests/chaos -m short $(ARGS)
 
 lint: $(TESTABLE)
 	@echo "==> ruff, mypy, import rules, generated documentation"

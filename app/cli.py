@@ -19,7 +19,7 @@ from app.settings import Settings, load_settings
 
 _VLLM_NAMES = {"max_model_len_tokens": "--max-model-len", "block_size_tokens": "--block-size"}
 """vLLM leaves the unit out of these."""
-_NO_OPTION = frozenset({"incarnation"})
+_NO_OPTION = frozenset({"incarnation", "failpoints"})
 _STATUS_OPTIONS = ("host", "port")
 
 

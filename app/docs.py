@@ -20,7 +20,7 @@ from app.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[1]
 _State = TypeVar("_State", bound=StrEnum)
-_NOT_FOR_PEOPLE = frozenset({"incarnation"})
+_NOT_FOR_PEOPLE = frozenset({"incarnation", "failpoints"})
 
 
 class DocsError(BatonError):

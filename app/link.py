@@ -120,7 +120,7 @@ class Link:
         """How messages are written: what the ledger last said."""
         self._on_call = on_call
         self._on_crash = on_crash
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = self._new_context()
         self._router = self._context.socket(zmq.ROUTER)
         self._tune(self._router)
         try:
@@ -404,6 +404,9 @@ class Link:
         into = self._context.socket(zmq.PUSH)
         into.connect(endpoint)
         return into, out
+
+    def _new_context(self) -> zmq.Context[zmq.Socket[bytes]]:
+        return zmq.Context()
 
     @staticmethod
     def _tune(socket: zmq.Socket[bytes]) -> None:

@@ -44,6 +44,10 @@ class Settings(BaseSettings):
         "", description="Set by a supervisor so that it can report the exit of exactly this process."
     )
 
+    failpoints: str = Field(
+        "", description="Folder of orders to stop or cut this process at a step; for chaos tests only. Empty: off."
+    )
+
     # The model
     model: str = Field(
         "smollm2-135m-instruct", description="Name of the default model, a .gguf file, or a Hugging Face folder."

@@ -13,6 +13,8 @@ _SILENT_S = 8
 """A machine that has acknowledged nothing for so long is gone: with the time until somebody looks, 10 s."""
 _KEEPALIVE = {"TCP_KEEPIDLE": _SILENT_S // 2, "TCP_KEEPINTVL": _SILENT_S // 4, "TCP_KEEPCNT": 2}
 """Where nothing is on its way the kernel asks that machine, and reports an error when it does not answer."""
+_ROOM_BYTES = 1 << 20
+"""To be sent: what a fast answer adds in that time. Its thread would wait in a write, for longer, and not look."""
 _TCP_INFO = struct.Struct("=2xB21xI28xI")
 """Of Linux's ``tcp_info``: times the oldest segment was sent again, segments on their way, ms since the last ACK."""
 
@@ -59,6 +61,7 @@ def _has_something(connection: socket.socket) -> bool:
 
 def _keep_asking(connection: socket.socket) -> None:
     with suppress(OSError, AttributeError):  # no TCP, or a system that calls them otherwise: its own patience then
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _ROOM_BYTES)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         for name, value in _KEEPALIVE.items():
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)

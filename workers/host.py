@@ -59,6 +59,7 @@ _LAST_WORDS_S = 2.0
 
 _LAST_BELLS_S = 0.5
 """Of it, for the bells: what is not rung here, the next scan rings."""
+_LOOK_AGAIN_S = 0.2
 
 KVRole = Literal["prefill", "decode"]
 Machine = PrefillNode | DecodeNode
@@ -69,6 +70,8 @@ class NodeHost:
 
     ``on_room`` is called on the node's thread when ``wants_bells`` has become true.
     """
+
+    _link_class: Callable[..., Link] = Link
 
     def __init__(
         self,
@@ -86,7 +89,7 @@ class NodeHost:
         self._engine = engine
         self._events: SimpleQueue[on.Event | End] = SimpleQueue()
         self._ringing: dict[str, Callable[[str], None]] = {}
-        self._link = Link(
+        self._link = self._link_class(
             incarnation,
             settings.link_host,
             lambda call_id, message: self._post(on.Called(call_id, message)),
@@ -183,22 +186,31 @@ class NodeHost:
             self._post(on.HandBackAsked())
             in_time = self._wait_idle(_LAST_WORDS_S)
         self._heartbeat.close()
-        self._say(Deregister(self._node.incarnation))
+        self._leave_registry(_LAST_WORDS_S if in_time else 0.0)
         return in_time
+
+    def _leave_registry(self, within_s: float) -> None:
+        """Refused while the ledger gives us what we do not hold (a call of ours was applied late): the comparison hands
+        that back first. Left in our name, it would count as lost with its node."""
+        until = time.monotonic() + within_s
+        while self._say(Deregister(self._node.incarnation)) is NodeStatus.REFUSED and time.monotonic() < until:
+            with self._changed:
+                self._changed.wait(_LOOK_AGAIN_S)
 
     def hand_back(self) -> None:
         """Let a drain that is under way take no more time. From any thread; returns at once."""
         self._post(on.HandBackAsked())
 
-    def _say(self, command: Drain | Deregister) -> None:
-        """Tell the ledger something that others would find out by themselves, later."""
+    def _say(self, command: Drain | Deregister) -> NodeStatus | None:
+        """Tell the ledger something that others would find out by themselves, later. None: it did not answer."""
         try:
             answer = self._ledger.execute(command)
         except LedgerError as error:
             logger.warning("no answer to %s node=%s: %s", command.name, self._nodename, error)
-            return
+            return None
         if answer.status is NodeStatus.REFUSED:
             logger.warning("%s refused node=%s: %s", command.name, self._nodename, answer.detail)
+        return answer.status
 
     def close(self) -> None:
         """End every lane and give everything back."""

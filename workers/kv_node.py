@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from pathlib import Path
 
-from app.errors import LedgerUnavailable
+from app.errors import LedgerUnavailable, StartupError
 from app.ids import draw_id
 from app.ledger.redis import check_server, connect
 from app.model.resolve import resolve_model
@@ -44,4 +45,15 @@ def make_host(settings: Settings, role: KVRole, nodename: str, on_room: Callable
         num_threads=settings.num_threads,
     )
     engine.warm_up(lambda line: logger.info("%s node=%s", line, nodename))
-    return NodeHost(settings, role, nodename, engine, incarnation, connect(settings), on_room)
+    host_class = _failing_host(settings, nodename) if settings.failpoints else NodeHost
+    return host_class(settings, role, nodename, engine, incarnation, connect(settings), on_room)
+
+
+def _failing_host(settings: Settings, nodename: str) -> type[NodeHost]:
+    """For chaos tests only."""
+    from workers.failpoints.host import FailingHost
+
+    if not Path(settings.failpoints).is_dir():
+        raise StartupError(f"BATON_FAILPOINTS={settings.failpoints}: no such folder")
+    logger.warning("failpoints are on node=%s: it fails when a test says so", nodename)
+    return FailingHost

@@ -106,7 +106,7 @@ def test_clients_that_are_cut_off_are_noticed_and_one_that_is_there_but_reads_no
         assert clients.stdout is not None
         for _ in range(5):
             assert int(clients.stdout.readline()) > 0
-        assert [web.state(name) for name, _ in wanted[2:]] == ["DECODING", "DECODING"]
+        wait_for(lambda: {web.state(name) for name in ("slow", "whole", "stream")} == {"DECODING"})
         island.cut()
         wait_for(lambda: {web.state(name) for name, _ in wanted} == {"ABORTED"}, NOTICED_S)
         wait_for(lambda: web.state("slow") != "DECODING", 20)

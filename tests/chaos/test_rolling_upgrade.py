@@ -22,7 +22,7 @@ from app.valkey import EmbeddedValkey
 from app.versions import SPOKEN
 from tests.integration.by_hand import Web, free_port, wait_for
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.model, pytest.mark.matrix, pytest.mark.short, pytest.mark.timeout(400)]
 
 START_S = 120.0
 STOP_S = 45.0

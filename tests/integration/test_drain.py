@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -106,13 +107,15 @@ def test_sigterm_to_a_prefill_worker_in_mid_transfer_waits_for_the_pull(cluster:
             reading = pool.submit(stream.read, cluster, request_id, request)
             name = freeze_in_transfer(cluster, request_id, decodes)
             past = len(exits(cluster, name)) if name else 0
-            if name:
-                os.kill(before[name]["pid"], signal.SIGTERM)
-                cluster.wait_for(lambda name=name: is_draining(cluster, before[name]["incarnation"]), 5)  # type: ignore[misc]
-                assert cluster.get(f"/v1/requests/{request_id}")[1]["state"] == "PREFILLING"
-                assert exits(cluster, name)[past:] == [], "it did not wait for the pull"
-            for process in decodes:
-                process.resume()
+            try:
+                if name:
+                    os.kill(before[name]["pid"], signal.SIGTERM)
+                    cluster.wait_for(lambda name=name: is_draining(cluster, before[name]["incarnation"]), 5)  # type: ignore[misc]
+                    assert cluster.get(f"/v1/requests/{request_id}")[1]["state"] == "PREFILLING"
+                    assert exits(cluster, name)[past:] == [], "it did not wait for the pull"
+            finally:
+                for process in decodes:
+                    process.resume()
             if name:
                 break
             reading.result(timeout=120)
@@ -131,8 +134,8 @@ def freeze_in_transfer(cluster: Baton, request_id: str, decodes: list[psutil.Pro
     """
     logs = {name: cluster.log(name) for name in ("prefill1", "prefill2")}
     mark = f"request_id={request_id} "
-    deadline = time.monotonic() + 60
-    while True:
+    deadline, pause = time.monotonic() + 60, threading.Event()
+    while not pause.wait(0.005):
         for name, log in logs.items():
             if any(line.split(" prefilled ")[1:] and mark in line for line in log.read_text().splitlines()):
                 for process in decodes:
@@ -140,6 +143,7 @@ def freeze_in_transfer(cluster: Baton, request_id: str, decodes: list[psutil.Pro
                 record = cluster.get(f"/v1/requests/{request_id}")[1]
                 return name if record["state"] == "PREFILLING" else ""
         assert time.monotonic() < deadline
+    return ""
 
 
 def is_draining(cluster: Baton, incarnation: str) -> bool:

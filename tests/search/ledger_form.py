@@ -82,7 +82,7 @@ def _normalise_record(record: Record, by: int, alone: bool) -> None:
     record.last_failure = record.error_detail = record.error_code = ""
     record.ring = min(record.ring, _LAST_RING)
     if record.shunned_until + by < NOW_MS:
-        record.shunned, record.shunned_until = "", 0
+        record.shunned, record.shunned_prefill, record.shunned_until = "", "", 0
     else:
         record.shunned_until += by
     if record.limits.queue_timeout_ms > _FAR_MS:
@@ -150,7 +150,8 @@ def drop(store: Store, garbage: Iterable[Garbage]) -> None:
 def _forget(record: Record) -> None:
     """Of an ended request only that it ended, and how, is ever read again."""
     record.attempt = record.failures = record.losses = record.suspect = record.ring = 0
-    record.fence = record.owner = record.lease = record.shunned = record.failed_as = ""
+    record.fence = record.owner = record.lease = record.failed_as = ""
+    record.shunned = record.shunned_prefill = ""
     record.failed_by, record.shunned_until, record.stamped, record.tokens = None, 0, False, []
 
 

@@ -1,5 +1,6 @@
 -- QUEUED -> PREFILLING for one record that fits a prefill node.
--- Touches: fence string, nodes, queue, rings, deadlines, waiters, owned zsets, node, rec and clock hashes, tok list.
+-- Touches: fence string, nodes, queue, rings, deadlines, waiters, owned zsets, node, rec and clock hashes, model_nodes
+-- set, tok list.
 -- Arguments: hint_uid, incarnation, fence, free_blocks, block_size_tokens, stamp.
 -- Answers: CLAIMED work | NOTHING | REFUSED | LATE.
 now = read_clock()
@@ -19,10 +20,13 @@ if not node then return answer({ status = 'REFUSED' }) end
 
 -- could: this node may take it now or once it has blocks. Who cannot is passed over, and holds nobody up.
 local function candidate(uid)
-  local c = redis.call('HMGET', P .. 'rec:' .. uid, 'state', 'total', 'queued_at', 'seq', 'attempt', 'suspect')
+  local c = redis.call('HMGET', P .. 'rec:' .. uid, 'state', 'total', 'queued_at', 'seq', 'attempt', 'suspect',
+    'shunned_prefill', 'shunned_until')
   if c[1] ~= 'QUEUED' then return nil end
   local need = blocks(tonumber(c[2]))
-  local could = need <= math.max(node.num_blocks, cmd.free_blocks) and not (node.suspect and (tonumber(c[6]) or 0) > 0)
+  local could = need <= math.max(node.num_blocks, cmd.free_blocks)
+    and not (node.suspect and (tonumber(c[6]) or 0) > 0)
+    and not left_to_other_prefill({ shunned_prefill = c[7], shunned_until = tonumber(c[8]), need = need }, node)
   return {
     could = could, fits = could and need <= cmd.free_blocks, waited = now - tonumber(c[3]), seq = tonumber(c[4]),
     requeued = c[5] ~= '1',

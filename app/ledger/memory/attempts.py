@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from app.ledger.memory.ends import end_attempt, end_request
 from app.ledger.memory.lines import Pick, blocks, walk
-from app.ledger.memory.pairs import avoid
+from app.ledger.memory.pairs import avoid, left_to_other_prefill
 from app.ledger.memory.records import append, hold_suspect, tell, work
 from app.ledger.memory.state import PASSED_OVER_MS, Node, Record, Store
 from app.protocol.commands import (
@@ -102,8 +102,10 @@ def _candidate(store: Store, command: Claim, node: Node, uid: str) -> Record | N
     record = store.records.get(uid)
     if record is None or record.state is not RequestState.QUEUED or (record.suspect and node.suspect):
         return None
-    most = max(node.info.num_blocks, command.free_blocks)
-    return record if blocks(record.total, command.block_size_tokens) <= most else None
+    need = blocks(record.total, command.block_size_tokens)
+    if need > max(node.info.num_blocks, command.free_blocks):
+        return None
+    return None if left_to_other_prefill(store, record, command.incarnation, need) else record
 
 
 def stamp(store: Store, command: Stamp) -> StampAnswer:

@@ -70,6 +70,7 @@ class Record:
     """That is what it FAILED of."""
     suspect: int = 0
     shunned: str = ""
+    shunned_prefill: str = ""
     shunned_until: int = 0
 
     @property

@@ -110,8 +110,9 @@ class FailAttempt:
     """End an attempt and its lease. The owner may; a decode node may with the lease it holds for this attempt.
 
     With ``avoid_pair`` its prefill and its decode node failed each other: while other decode nodes could take the
-    work, they are not brought together for 2 s, and each time it happens again for twice as long, up to 8 s. An
-    activation between the two makes it good.
+    work, they are not brought together for 2 s, and each time it happens again for twice as long, up to 8 s. For as
+    long this request is left to other prefill nodes, while there are any: its own may be cut off from every decode
+    node. An activation between the two makes it good.
     """
 
     uid: str

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from app.protocol.commands import Deregister, Drain, FailStatus, FailureKind, ReserveStatus
+from app.protocol.commands import ClaimStatus, Deregister, Drain, FailStatus, FailureKind, ReserveStatus
+from app.schemas import Role
 from tests.contract.ledger.support import World
 
 
@@ -120,6 +121,38 @@ def test_an_activation_between_the_two_makes_it_good(world: World) -> None:
     assert world.reserve("l2", "y").uid == "y"
 
 
+def test_the_record_keeps_away_from_that_prefill_node_too_while_another_could_compute_it(world: World) -> None:
+    """The node may be cut off from every decode node, and free at once: it would use up the request's attempts."""
+    world.node("p2", "prefill")
+    bad_pair(world, "u")
+    world.admit("v")
+    assert world.claim("g", "u").work is not None, "others are not its business"
+    assert world.state("u") == "QUEUED"
+    assert world.claim("h", "u").status is ClaimStatus.NOTHING
+    assert world.work("i", "u", node="p2").uid == "u"
+
+
+def test_the_record_may_be_computed_there_again_after_the_pairs_time(world: World) -> None:
+    world.node("p2", "prefill")
+    bad_pair(world, "u")
+    world.advance(2_000)
+    assert world.claim("g", "u").status is ClaimStatus.NOTHING
+    world.advance(1)
+    assert world.work("h", "u").uid == "u"
+
+
+@pytest.mark.parametrize("other", ["none", "draining", "silent", "small", "decode"])
+def test_without_another_prefill_node_that_could_compute_it_the_same_one_does(world: World, other: str) -> None:
+    if other != "none":
+        role: Role = "decode" if other == "decode" else "prefill"
+        world.node("p2", role, ttl=10 if other == "silent" else 10_000_000, num_blocks=1 if other == "small" else 100)
+    if other == "draining":
+        world.do(Drain("p2"))
+    world.advance(11)
+    bad_pair(world, "u")
+    assert world.work("g", "u").uid == "u"
+
+
 @pytest.mark.parametrize("other", ["none", "draining", "silent", "small", "apart", "shunned", "prefill"])
 def test_without_another_that_could_take_it_a_bad_pair_is_better_than_none(world: World, other: str) -> None:
     if other in ("none", "silent", "small", "prefill"):
@@ -139,14 +172,14 @@ def test_without_another_that_could_take_it_a_bad_pair_is_better_than_none(world
     bad_pair(world, "u")
     if other == "shunned":
         world.abort("u")
-        world.node("p2", "prefill")
         bad_pair(world, "v", node="d2")
+        world.work("g", "v")
+        world.node("p2", "prefill")
         world.admit("y")
         world.work("y", "y", node="p2")
-        world.work("g", "v")
         assert world.reserve("l", "v").uid == "v"  # its pair with d is bad, d2 is shunned
         return
-    world.work("g", "u")
+    world.work("g", "u", node="d2" if other == "prefill" else "p")
     assert world.reserve("l", "u").uid == "u"
 
 
@@ -159,9 +192,9 @@ def test_one_that_is_just_large_enough_could_take_it(world: World) -> None:
 
 def test_a_waiter_that_is_kept_apart_holds_nobody_up(world: World) -> None:
     bad_pair(world, "u", 3)  # for 8 s
+    world.work("g", "u")
     world.node("p2", "prefill")
     world.admit("v")
-    world.work("g", "u")
     world.work("h", "v", node="p2")
     world.advance(5_000)  # u stands first and has waited for long
     assert world.reserve("l").uid == "v"

@@ -100,7 +100,7 @@ class TwinWorld(World):
             "stamped": int(record.stamped),
             "grace": record.limits.grace_ms,
             "dedup_window": record.limits.dedup_window_ms,
-            "shunned": f"{record.shunned}/{record.shunned_until}",
+            "shunned": f"{record.shunned}/{record.shunned_prefill}/{record.shunned_until}",
             "key": f"{key.scoped}/{key.body}" if key else "/",
             "tokens": list(record.tokens),
             "watchers": sorted(f"{w.web}:{w.connection}" for w in record.watchers),
@@ -188,7 +188,9 @@ class ValkeyWorld(World):
             return {
                 **{name: fields[name] for name in ("state", "fence", "owner", "lease", "client")},
                 **{name: int(fields.get(name, 0)) for name in numbers},
-                "shunned": f"{fields.get('shunned', '')}/{fields.get('shunned_until', 0)}",
+                "shunned": "/".join(
+                    (fields.get("shunned", ""), fields.get("shunned_prefill", ""), fields.get("shunned_until", "0"))
+                ),
                 "key": f"{fields['key']}/{fields['body']}",
                 "tokens": [int(token) for token in found.get(f"tok:{uid}", ())],
                 "watchers": sorted(found.get(f"watch:{uid}", ())),

@@ -107,6 +107,13 @@ LOSING = (
         tests=(f"{_PAIRS}test_they_are_kept_apart_for_two_seconds",),
     ),
     ledger(
+        "pair-prefill-left",
+        "a prefill node that is cut off does not use up a request's attempts",
+        lua=(lua("if c.shunned_prefill ~= node.incarnation or now > c.shunned_until then", "if true then"),),
+        twin=(twin("if record.shunned_prefill != prefill or store.time > record.shunned_until:", "if True:"),),
+        tests=(f"{_PAIRS}test_the_record_keeps_away_from_that_prefill_node_too_while_another_could_compute_it",),
+    ),
+    ledger(
         "pair-better-than-none",
         "a bad pair is better than none: nobody waits for a node that could not take it",
         lua=(lua("c.need <= other.num_blocks and", ""),),

@@ -15,7 +15,8 @@
 --                                                     answer
 --                             overloaded  1: that is what it FAILED of
 --                             suspect  length of the answer up to which it is a suspect; 0: it is none
---                             shunned, shunned_until  a decode node that it keeps away from, and till when (ledger ms)
+--                             shunned, shunned_prefill, shunned_until  a decode and a prefill node that it keeps away
+--                                                     from, and till when (ledger ms)
 --                             key, body               its idempotency key, and the hash of what was asked for
 --   tok:{uid}       list    output tokens: O(1) length and append, whatever the answer's length
 --   watch:{uid}     set     "web:connection" of those who want its events; none: the uid is in `unwatched`

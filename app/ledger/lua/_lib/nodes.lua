@@ -49,13 +49,13 @@ local function walk(zset, node, pick)
 end
 
 -- A prefill and a decode node failed each other while they had this record: the two are kept apart, and the record from
--- that decode node, each time in a row for twice as long.
+-- both of them, each time in a row for twice as long. One of them may be cut off from all others.
 local function avoid(r, decode)
   local pair = r.owner .. ':' .. decode
   local times = redis.call('HINCRBY', P .. 'avoided_times', pair, 1)
   local till = now + AVOID_MS * 2 ^ math.min(times - 1, AVOID_DOUBLINGS)
   redis.call('ZADD', P .. 'avoided', till, pair)
-  set(r, 'shunned', decode, 'shunned_until', till)
+  set(r, 'shunned', decode, 'shunned_prefill', r.owner, 'shunned_until', till)
 end
 
 local function forget_pair(pair)
@@ -69,25 +69,36 @@ local function apart(c, decode)
   return till and now <= tonumber(till)
 end
 
--- All decode nodes that may take new work; looked for once per call, and only where a pair is kept apart.
-local decodes
-local function decode_workers()
-  if not decodes then
-    decodes = {}
+-- All nodes of a role that may take new work; looked for once per call, and only where somebody is kept apart. A call is
+-- about one role.
+local workers
+local function all_workers(role)
+  if not workers then
+    workers = {}
     for _, inc in ipairs(redis.call('SMEMBERS', P .. 'model_nodes')) do
-      decodes[#decodes + 1] = worker(inc, 'decode')
+      workers[#workers + 1] = worker(inc, role)
     end
   end
-  return decodes
+  return workers
 end
 
 -- Whether `c` (see apart; it needs c.need blocks) is left to others because it and this decode node are kept apart.
 -- Only if there is another that could take it: a bad pair is better than none.
 local function left_to_others(c, node)
   if not apart(c, node.incarnation) then return false end
-  for _, other in ipairs(decode_workers()) do
+  for _, other in ipairs(all_workers('decode')) do
     local inc = other.incarnation
     if inc ~= node.incarnation and c.need <= other.num_blocks and not apart(c, inc) then return true end
+  end
+  return false
+end
+
+-- The same at a claim: whether `c` (shunned_prefill and shunned_until of a record that needs c.need blocks) is left to
+-- other prefill nodes.
+local function left_to_other_prefill(c, node)
+  if c.shunned_prefill ~= node.incarnation or now > c.shunned_until then return false end
+  for _, other in ipairs(all_workers('prefill')) do
+    if other.incarnation ~= node.incarnation and c.need <= other.num_blocks then return true end
   end
   return false
 end

@@ -1,0 +1,73 @@
+"""The matrix: each step of a request, on each node that passes it, times each fault."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from app.schemas import Role
+from workers.failpoints.orders import Point
+
+
+class Fault(StrEnum):
+    KILL = "kill"
+    """kill -9; its supervisor sees the exit."""
+    CRASH = "crash"
+    """kill -9 with nobody there to see it."""
+    FREEZE = "freeze"
+    """SIGSTOP."""
+    CUT = "cut"
+    """Messages to and from other nodes are lost."""
+
+
+BOUND_S = {Fault.KILL: 1.0, Fault.CRASH: 6.0, Fault.FREEZE: 10.0, Fault.CUT: 10.0}
+"""Until the fate of a request is decided: promise 2 of the design."""
+
+STEPS: tuple[tuple[Point, Role], ...] = (
+    (Point.BEFORE_CLAIM, "prefill"),
+    (Point.AFTER_CLAIM, "prefill"),
+    (Point.AFTER_RESERVE, "decode"),
+    (Point.AFTER_GRANT, "prefill"),
+    (Point.AFTER_GRANT, "decode"),
+    (Point.HALF_PREFILLED, "prefill"),
+    (Point.AFTER_FIRST_TOKEN, "prefill"),
+    (Point.AFTER_COMMIT, "prefill"),
+    (Point.AFTER_COMMIT, "decode"),
+    (Point.DURING_PULL, "decode"),
+    (Point.AFTER_ACTIVATE, "decode"),
+    (Point.MID_DECODE, "decode"),
+    (Point.LAST_TOKEN, "decode"),
+    (Point.AFTER_LAST_TOKEN, "decode"),
+)
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One fault at one step."""
+
+    fault: Fault
+    point: Point
+    role: Role
+
+    def __str__(self) -> str:
+        return f"{self.fault}-{self.point}-{self.role}"
+
+
+CELLS = tuple(Cell(fault, point, role) for fault in Fault for point, role in STEPS)
+
+SHORT = frozenset(
+    {
+        Cell(Fault.KILL, Point.AFTER_CLAIM, "prefill"),
+        Cell(Fault.KILL, Point.AFTER_RESERVE, "decode"),
+        Cell(Fault.KILL, Point.HALF_PREFILLED, "prefill"),
+        Cell(Fault.KILL, Point.AFTER_FIRST_TOKEN, "prefill"),
+        Cell(Fault.KILL, Point.DURING_PULL, "decode"),
+        Cell(Fault.KILL, Point.AFTER_ACTIVATE, "decode"),
+        Cell(Fault.CRASH, Point.MID_DECODE, "decode"),
+        Cell(Fault.FREEZE, Point.BEFORE_CLAIM, "prefill"),
+        Cell(Fault.FREEZE, Point.MID_DECODE, "decode"),
+        Cell(Fault.CUT, Point.AFTER_GRANT, "decode"),
+        Cell(Fault.CUT, Point.AFTER_FIRST_TOKEN, "prefill"),
+    }
+)
+"""Every fault, and every kind of step, in a few minutes."""
