@@ -3,16 +3,21 @@
 A worker's role is the queue it serves. Pool and engine are named by string, so that beat and Flower stay light.
 """
 
+import sys
+from typing import Any
+
+import click
 from celery import Celery
+from celery.signals import celeryd_init
 from kombu import Exchange, Queue
 
-from app.bells import broker_options
+from app.broker import Amqp, broker_options
 from app.settings import get_settings
 
 ROLES = ("prefill", "decode", "control")
 settings = get_settings()
 
-app = Celery("baton", broker=settings.effective_broker_url)
+app = Celery("baton", broker=settings.effective_broker_url, amqp=Amqp)
 app.conf.update(
     include=["workers.prefill", "workers.decode", "workers.control"],
     worker_pool="workers.pool:NodePool",
@@ -28,7 +33,7 @@ app.conf.update(
     task_queues=[Queue(name, Exchange(name), routing_key=name) for name in ROLES],
     task_create_missing_queues=False,
     task_routes={f"{name}.*": {"queue": name} for name in ROLES},
-    broker_transport_options=broker_options(settings, socket_timeout_s=10.0),
+    broker_transport_options=broker_options(settings),
     broker_connection_retry_on_startup=True,
     broker_connection_max_retries=None,
     # An error reply to BRPOP (failover, full disk, too few replicas) is no reason to end: the worker connects again.
@@ -47,5 +52,19 @@ app.conf.update(
         }
     },
     beat_max_loop_interval=1,
+    beat_scheduler="workers.beat:Scheduler",
     timezone="UTC",
 )
+
+_command = click.get_current_context(silent=True)
+if _command is not None:  # `celery -A celery_config …`: where no -l is given, our own setting holds
+    _command.default_map = {name: {"loglevel": settings.log_level} for name in ("worker", "beat")}
+
+
+@celeryd_init.connect
+def check_queues(options: dict[str, Any], **_: Any) -> None:
+    """End a worker that is to serve a queue which does not exist with one line; Celery would end with a traceback."""
+    queues = options.get("queues") or ()
+    unknown = set(queues.split(",") if isinstance(queues, str) else queues) - set(ROLES)
+    if unknown:
+        sys.exit(f"baton: -Q {','.join(sorted(unknown))}: a worker serves exactly one of {', '.join(ROLES)}")

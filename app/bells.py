@@ -11,6 +11,7 @@ from celery.utils.nodenames import worker_direct
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from app.broker import broker_options
 from app.lane import Lane
 from app.protocol.commands import Bell
 from app.settings import Settings
@@ -21,18 +22,6 @@ BELL_TASKS = {"prefill": "prefill.bell", "decode": "decode.bell"}
 """Queue → name of the task that rings there."""
 BELL_EXPIRES_S = 60
 """An older bell is useless: ``ring_again`` has rung since."""
-_PUBLISH_TIMEOUT_S = 2.0
-
-
-def broker_options(settings: Settings, socket_timeout_s: float) -> dict[str, Any]:
-    """Kombu's transport options: our own key prefix, and sockets that give up."""
-    return {
-        "global_keyprefix": f"{settings.namespace}:broker:",
-        "socket_timeout": socket_timeout_s,
-        "socket_connect_timeout": _PUBLISH_TIMEOUT_S,
-        "health_check_interval": 5,
-        "retry_on_timeout": False,
-    }
 
 
 class Ringer(Protocol):
@@ -42,6 +31,12 @@ class Ringer(Protocol):
     def close(self) -> None: ...
 
 
+class Broker(Ringer, Protocol):
+    """A ringer that knows how things are."""
+
+    def fault(self) -> str: ...
+
+
 class Bells:
     """Rings doorbells, and waits for the broker: up to two seconds each. Safe to use from several threads."""
 
@@ -49,7 +44,7 @@ class Bells:
         self._app = Celery("baton-bells", broker=settings.effective_broker_url, set_as_current=False)
         self._app.conf.update(
             # Without retries a frozen broker costs the timeout once per bell; with them it costs it three times.
-            broker_transport_options=broker_options(settings, _PUBLISH_TIMEOUT_S) | {"max_retries": 0},
+            broker_transport_options=broker_options(settings) | {"max_retries": 0},
             broker_connection_retry=False,
             task_ignore_result=True,
             task_send_sent_event=True,
@@ -63,6 +58,18 @@ class Bells:
     def ring_node(self, queue: str, nodename: str) -> None:
         """Ring one worker, ``nodename`` as Celery knows it, on its direct queue: there may be work for its role."""
         self._publish(queue, worker_direct(nodename), "", 0)
+
+    def fault(self) -> str:
+        """Why no bell can be rung now; empty if one can. Waits as ``ring`` does.
+
+        It writes, on a new connection: a broker that is full or read-only answers all the same.
+        """
+        try:
+            with self._app.connection_for_write() as connection:
+                connection.default_channel.client.set("asked", 1, ex=BELL_EXPIRES_S)
+        except (OperationalError, RedisError, OSError) as error:
+            return f"the broker takes no messages: {error}"
+        return ""
 
     def close(self) -> None:
         """Give the connections back."""

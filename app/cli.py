@@ -12,15 +12,33 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn, TextIO
 
 from app.errors import BatonError, SettingsError, StartupError
 from app.schemas import Health
-from app.settings import Settings, load_settings
+from app.settings import Settings, closest, load_settings
 
 _VLLM_NAMES = {"max_model_len_tokens": "--max-model-len", "block_size_tokens": "--block-size"}
 """vLLM leaves the unit out of these."""
 _NO_OPTION = frozenset({"incarnation", "failpoints"})
 _STATUS_OPTIONS = ("host", "port")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line: the usage of ``baton up`` alone fills a screen. Takes no shortened options."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**{**kwargs, "allow_abbrev": False})
+
+    def error(self, message: str) -> NoReturn:
+        _say(f"baton: {message.removeprefix('argument ')}; see `{self.prog} --help`", sys.stderr)
+        raise SystemExit(2)
+
+    def unknown(self, options: Sequence[str]) -> NoReturn:
+        """Refuse what ``parse_known_args`` left over."""
+        option = options[0].split("=")[0]
+        close = closest(option.lstrip("-"), [name.lstrip("-") for name in self._option_string_actions])
+        self.error(f"{option} is no option of `{self.prog}`" + (f": did you mean --{close}?" if close else ""))
 
 
 def option_of(setting: str) -> str:
@@ -29,8 +47,9 @@ def option_of(setting: str) -> str:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """The whole command line."""
-    parser = argparse.ArgumentParser(prog="baton", description="LLM serving with prefill and decode disaggregated.")
+    """The whole command line; the parsed arguments hold the command's own parser as ``parser``."""
+    parser = _Parser(prog="baton", description="LLM serving with prefill and decode disaggregated.")
+    parser.add_argument("--version", action="version", version=f"baton {importlib.metadata.version('baton')}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     up = commands.add_parser("up", help="run a whole cluster on this machine until Ctrl-C")
     up.add_argument("--prefill", type=_count, default=1, metavar="N", help="Prefill workers. (1)")
@@ -56,27 +75,33 @@ def build_parser() -> argparse.ArgumentParser:
     restart = commands.add_parser("restart", help="have `baton up` restart its processes, one by one, while they serve")
     _add_settings(restart, ["home"])
     commands.add_parser("version", help="print the version")
+    for command in commands.choices.values():
+        command.set_defaults(parser=command)
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Returns its exit status: 0 well, 1 failed or not ready, 2 wrong options or settings."""
-    arguments = build_parser().parse_args(argv)
     try:
+        arguments, unknown = build_parser().parse_known_args(argv)
+        if unknown:
+            arguments.parser.unknown(unknown)
         return _run(arguments)
     except KeyboardInterrupt:
         return 130
     except SettingsError as error:
-        print(f"baton: {_with_options(str(error), arguments)}", file=sys.stderr)
+        _say(f"baton: {_with_options(str(error), arguments)}", sys.stderr)
         return 2
     except BatonError as error:
-        print(f"baton: {error}", file=sys.stderr)
+        _say(f"baton: {error}", sys.stderr)
         return 1
+    finally:
+        _say("", end="")  # argparse's help waits in the buffer
 
 
 def _run(arguments: argparse.Namespace) -> int:
     if arguments.command == "version":
-        print(f"baton {importlib.metadata.version('baton')}")
+        _say(f"baton {importlib.metadata.version('baton')}")
         return 0
     settings = load_settings(**_overrides(arguments))
     match arguments.command:
@@ -100,18 +125,19 @@ def _up(settings: Settings, arguments: argparse.Namespace) -> int:
     return up(settings, options, _say)
 
 
-def _say(line: str) -> None:
+def _say(line: str, file: TextIO | None = None, end: str = "\n") -> None:
+    file = file or sys.stdout
     try:
-        print(line, flush=True)
+        print(line, file=file, end=end, flush=True)
     except BrokenPipeError:  # whoever read our output is gone (`baton up | head`): go on serving
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), file.fileno())
 
 
 def _status(settings: Settings, *, as_json: bool) -> int:
     from app.launcher.status import fetch_status, render_status
 
     status = fetch_status(settings)
-    print(json.dumps(status, indent=2) if as_json else render_status(status))
+    _say(json.dumps(status, indent=2) if as_json else render_status(status))
     return 0 if status["ready"] else 1
 
 
@@ -120,7 +146,7 @@ def _drain(settings: Settings, name: str, wait_s: float) -> int:
 
     node = drain(settings, name, wait_s)
     sequences = node["sequences"]
-    print(f"{node['name']}: {node['health']}, {sequences['running']} running, {sequences['waiting']} waiting")
+    _say(f"{node['name']}: {node['health']}, {sequences['running']} running, {sequences['waiting']} waiting")
     return 0 if wait_s == 0 or node["health"] in (Health.DRAINED, GONE) else 1
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import faulthandler
 import logging
 import os
+import threading
+from functools import cache
 
 CRASHED = 70
 """Exit code of a process that cannot go on (EX_SOFTWARE): its supervisor starts it again."""
 REFUSED = 78
 """Exit code of a worker that the cluster will not have (EX_CONFIG)."""
 
-_STDERR = 2
-"""Celery puts something of its own in the place of ``sys.stderr``."""
+_LAST_LINES_S = 1.0
 
 logger = logging.getLogger("baton.node")
 
@@ -23,7 +24,7 @@ def end_in(seconds: float) -> None:
     Nothing that its threads do can prevent it, not even one that never gives the interpreter's lock back: a thread
     that knows no Python waits for it. Prints where each thread stands; the exit status is 1.
     """
-    faulthandler.dump_traceback_later(seconds, exit=True, file=_STDERR)
+    faulthandler.dump_traceback_later(seconds, exit=True, file=_stderr())
 
 
 def do_not_end() -> None:
@@ -38,13 +39,29 @@ def end_crashed(nodename: str, lane: str, error: BaseException) -> None:
     """
     logger.critical("lane %s died node=%s: exiting", lane, nodename, exc_info=error)
     if isinstance(error, TimeoutError):
-        faulthandler.dump_traceback(file=_STDERR)
-    logging.shutdown()
+        faulthandler.dump_traceback(file=_stderr())
+    _flush_logs()
     os._exit(CRASHED)
 
 
 def end_refused(nodename: str, detail: str) -> None:
     """The cluster has refused this node for longer than an earlier life of the cluster could be the reason."""
     logger.critical("baton: %s cannot join: %s", nodename, detail)
-    logging.shutdown()
+    _flush_logs()
     os._exit(REFUSED)
+
+
+def _flush_logs() -> None:
+    """Nobody may take them: then the process ends without."""
+    flush = threading.Thread(target=logging.shutdown, daemon=True)
+    flush.start()
+    flush.join(_LAST_LINES_S)
+
+
+@cache
+def _stderr() -> int:
+    """Standard error (``sys.stderr`` may be something of Celery's) for writes that do not wait for its reader."""
+    try:
+        return os.open("/proc/self/fd/2", os.O_WRONLY | os.O_NONBLOCK | os.O_APPEND | os.O_CLOEXEC)
+    except OSError:  # a socket, or no /proc here
+        return 2

@@ -144,7 +144,7 @@ class HeartbeatThread:
             return
         except LedgerError as error:
             if not self._silent:
-                logger.warning("ledger does not answer node=%s: %s", self._node.name, error)
+                logger.warning("ledger (BATON_REDIS_URL) does not answer node=%s: %s", self._node.name, error)
             self._silent = True
             self._trouble = str(error)
             return

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import os
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from app.errors import SettingsError
+from app.server_url import check_client_options, check_server_url
 
 YEAR_S = 31_536_000.0
 """A longer time is a mistake, and one that a server cannot count in milliseconds breaks what is told to expire then."""
@@ -122,7 +124,11 @@ class Settings(BaseSettings):
     engine_stall_s: float = Field(
         120.0, gt=0, description="A step or pull that takes longer is stuck. FastDeploy's default."
     )
-    drain_timeout_s: float = Field(30.0, gt=0, description="What a worker may still finish after SIGTERM or a drain.")
+    drain_timeout_s: float = Field(
+        30.0,
+        gt=0,
+        description="What a worker may still finish after SIGTERM or a drain. Not set: 1 s at Ctrl-C of `baton up`.",
+    )
 
     # The HTTP side
     host: str = Field("127.0.0.1", description="Address that web listens on.")
@@ -159,6 +165,16 @@ class Settings(BaseSettings):
             raise ValueError(f"BATON_NODE_TTL_S={self.node_ttl_s:g} must be at least twice BATON_HEARTBEAT_S")
         return self
 
+    @field_validator("redis_url", "broker_url")
+    @classmethod
+    def _is_a_server(cls, value: str) -> str:
+        return check_server_url(value) if value else value
+
+    @field_validator("redis_url")
+    @classmethod
+    def _has_options_of_the_client(cls, value: str) -> str:
+        return check_client_options(value)
+
     @field_validator("home")
     @classmethod
     def _expand(cls, value: Path) -> Path:
@@ -183,17 +199,49 @@ def get_settings() -> Settings:
 
 def load_settings(**overrides: object) -> Settings:
     """Settings from the environment with ``overrides`` (command line options) on top. Raises SettingsError."""
-    known = {f"BATON_{name.upper()}" for name in Settings.model_fields}
-    for name in sorted(name for name in os.environ if name.startswith("BATON_") and name not in known):
-        close = difflib.get_close_matches(name, known, 1)
-        raise SettingsError(f"{name} is no setting" + (f": did you mean {close[0]}?" if close else ""))
+    known = {name.upper() for name in Settings.model_fields}
+    for name in sorted(name.removeprefix("BATON_") for name in os.environ if name.startswith("BATON_")):
+        if name not in known:
+            close = closest(name, known)
+            raise SettingsError(f"BATON_{name} is no setting" + (f": did you mean BATON_{close}?" if close else ""))
     try:
         return Settings(**overrides)  # type: ignore[arg-type]
     except ValidationError as error:
         raise SettingsError("; ".join(_line(each) for each in error.errors())) from None
 
 
+def closest(name: str, known: Iterable[str]) -> str:
+    """The one of ``known`` that somebody who wrote ``name`` may have meant; empty if none is close."""
+    return next(iter(difflib.get_close_matches(name, known, 1, cutoff=0.75)), "")
+
+
+_SAY = {
+    "namespace": "say 1 to 32 of a-z, 0-9, _ and -",
+    "device": "say cpu or gpu:0",
+    "log_level": "say DEBUG, INFO, WARNING or ERROR",
+}
+"""In place of a regular expression."""
+_BOUNDS = {
+    "greater_than_equal": "must be at least {ge}",
+    "greater_than": "must be above {gt:g}",
+    "less_than_equal": "must be at most {le}",
+}
+
+
 def _line(error: ErrorDetails) -> str:
-    name = "_".join(str(part) for part in error["loc"]).upper()
-    message = error["msg"].removeprefix("Value error, ")
-    return f"BATON_{name}: {message}" if name else message
+    name = "_".join(str(part) for part in error["loc"])
+    return f"BATON_{name.upper()}: {_wording(name, error)}" if name else error["msg"].removeprefix("Value error, ")
+
+
+def _wording(name: str, error: ErrorDetails) -> str:
+    """What is wrong, in words that need no knowledge of pydantic."""
+    kind = error["type"]
+    if name in _SAY:
+        return f"{_SAY[name]}, not {error['input']!r}"
+    if kind in _BOUNDS:
+        return _BOUNDS[kind].format(**error["ctx"])
+    if kind.startswith("int_"):
+        return f"must be a whole number, not {error['input']!r}"
+    if kind.startswith("float_"):
+        return f"must be a number, not {error['input']!r}"
+    return error["msg"].removeprefix("Value error, ")

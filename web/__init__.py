@@ -11,7 +11,7 @@ from functools import partial
 
 from flask import Flask
 
-from app.bells import BellLane, Bells, Ringer
+from app.bells import BellLane, Bells, Broker
 from app.crash import end_crashed
 from app.errors import LedgerUnavailable
 from app.ids import draw_id
@@ -27,7 +27,7 @@ from web.services import KEY, Services
 def create_app(
     settings: Settings | None = None,
     ledger: Ledger | None = None,
-    bells: Ringer | None = None,
+    bells: Broker | None = None,
     model: ServedModel | None = None,
 ) -> Flask:
     """The Flask app of this process, with its threads started. Without arguments everything is the real one.
@@ -44,14 +44,15 @@ def create_app(
     incarnation = PROCESS.incarnation or settings.incarnation or draw_id()
     # A dead thread would mean silent answers: the process ends, and gunicorn starts another.
     on_crash = partial(end_crashed, f"web-{incarnation[:8]}")
-    bell_lane = BellLane(bells or Bells(settings), on_crash)
+    bells = bells or Bells(settings)
+    bell_lane = BellLane(bells, on_crash)
     node = WebNode(settings, ledger, bell_lane, incarnation, model.fingerprint, on_crash)
     seats = threading.BoundedSemaphore(settings.web_threads)
 
     app = Flask(__name__, static_folder=None)
     app.config["MAX_CONTENT_LENGTH"] = settings.max_body_bytes
     app.json.sort_keys = False  # type: ignore[attr-defined]
-    app.extensions[KEY] = Services(settings, ledger, bell_lane, model, node, PROCESS, seats)
+    app.extensions[KEY] = Services(settings, ledger, bell_lane, model, node, PROCESS, bells.fault, seats)
     request_id.install(app)
     body.install(app)
     idempotency.install(app)

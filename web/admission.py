@@ -189,7 +189,7 @@ def _record_of(asked: Asked, answer: AttachAnswer) -> SnapshotAnswer | None:
 
 def _away(what: str, asked: Asked, uid: str, error: LedgerError) -> ServiceUnavailable:
     log_event(logging.ERROR, what, request_id=asked.client_id, uid=uid, error=error)
-    silent = "did not answer in time" if isinstance(error, LedgerUnknown) else "cannot be reached"
+    silent = "did not answer in time" if isinstance(error, LedgerUnknown) else "cannot be reached or takes no writes"
     return ServiceUnavailable(f"the ledger {silent}; try again", retry_after_s=1)
 
 

@@ -29,7 +29,8 @@ def health() -> tuple[Response, int]:
 
 @blueprint.get("/ready")
 def ready() -> tuple[Response, int]:
-    """200 if a request sent now can be served: the ledger takes writes, and prefill and decode have a healthy node."""
+    """200 if a request sent now can be served: the ledger takes writes, the broker takes messages, and prefill and
+    decode have a healthy node."""
     reasons = _reasons(services())
     return jsonify({"ready": not reasons, "reasons": reasons}), 503 if reasons else 200
 
@@ -60,7 +61,8 @@ def _reasons(these: Services) -> list[str]:
         states = [_health_of(n) for n in nodes if n.node.role == role]
         if Health.HEALTHY not in states:
             reasons.append(f"no healthy {role} node" + (f" ({', '.join(sorted(states))})" if states else ""))
-    return reasons
+    broker_fault = these.broker_fault()
+    return [*reasons, broker_fault] if broker_fault else reasons
 
 
 def _health_of(node: ClusterNode) -> str:

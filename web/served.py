@@ -8,7 +8,7 @@ from typing import Any
 
 from app.model.chat import ChatTemplate
 from app.model.folder import ModelFolder
-from app.model.limits import LengthLimits
+from app.model.limits import LengthLimits, check_room
 from app.model.resolve import resolve_model
 from app.model.tokenizer import Tokenizer
 from app.settings import Settings
@@ -55,6 +55,8 @@ class ServedModel:
 
 
 def load_served_model(settings: Settings) -> ServedModel:
-    """The model of ``settings``, fetched and converted first if need be. Raises ModelError."""
+    """The model of ``settings``, fetched and converted first if need be. Raises ModelError, SettingsError."""
     folder = resolve_model(settings.model, settings.home, lambda line: LOGGER.info("model %s", line))
-    return ServedModel.from_folder(folder, settings)
+    model = ServedModel.from_folder(folder, settings)
+    check_room(settings, folder, model.tokenizer)
+    return model

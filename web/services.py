@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -26,6 +27,8 @@ class Services:
     model: ServedModel
     node: WebNode
     process: Process
+    broker_fault: Callable[[], str]
+    """Asks the broker; why it takes no messages, or nothing. May wait for seconds."""
     seats: threading.BoundedSemaphore
     """One for each answer that may be open at once: ``web_threads``. gunicorn has some threads more."""
 

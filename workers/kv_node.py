@@ -1,4 +1,4 @@
-"""What a prefill and a decode worker load before they start: server check, model, engine, warm-up."""
+"""What a prefill and a decode worker load before they start: model, engine, warm-up."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
-from app.errors import LedgerUnavailable, StartupError
+from app.errors import StartupError
 from app.ids import draw_id
-from app.ledger.redis import check_server, connect
+from app.ledger.redis import connect
 from app.model.resolve import resolve_model
 from app.settings import Settings
 from workers.engine import runtime
@@ -21,12 +21,8 @@ def make_host(settings: Settings, role: KVRole, nodename: str, on_room: Callable
     """Load the model and make the node. See ``NodeHost`` for ``on_room``.
 
     Raises:
-        StartupError: one line that says what is wrong: model, memory, ledger server, device.
+        StartupError: one line that says what is wrong: model, memory, device.
     """
-    try:
-        check_server(settings)
-    except LedgerUnavailable as error:  # workers may come before Redis
-        logger.warning("ledger does not answer yet node=%s: %s", nodename, error)
     runtime.configure(settings.num_threads)
     from workers.engine.engine import Engine  # imports Paddle, which must be configured first
 

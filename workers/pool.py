@@ -6,21 +6,27 @@ what runs where and for how long. Celery's own trace runs only then, on one of a
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import signal
+import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol
 
 from celery.concurrency.base import BasePool, apply_target
+from celery.signals import worker_shutdown
 from celery.worker import state
 from kombu.exceptions import KombuError
 from kombu.serialization import loads, prepare_accept_content
 
-from app.errors import BatonError, StartupError
-from app.settings import get_settings
+from app.errors import BatonError, LedgerUnavailable, StartupError
+from app.ledger.redis import check_server
+from app.log_lane import unblock
+from app.settings import Settings, get_settings
 
 logger = logging.getLogger("baton.pool")
 
@@ -56,6 +62,8 @@ class NodePool(BasePool):  # type: ignore[misc]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        # As early as it can be: what is registered later is still done before.
+        atexit.register(end_without_teardown)
         self._finishers = ThreadPoolExecutor(_FINISHERS, thread_name_prefix="finisher")
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._host: Host | None = None
@@ -63,6 +71,7 @@ class NodePool(BasePool):  # type: ignore[misc]
     def on_start(self) -> None:
         """Load the model and start the node. What cannot work ends the worker with one line."""
         nodename = self.options["initargs"][1]
+        unblock(logging.getLogger())
         try:
             self._host = make_host(role_of(self.app.amqp.queues.consume_from), nodename, self._wake)
             self._host.start()
@@ -102,8 +111,13 @@ class NodePool(BasePool):  # type: ignore[misc]
         return len(state.reserved_requests)
 
     def register_with_event_loop(self, hub: Any) -> None:
-        """Let a finished task, or new room, wake the event loop, so that it looks at ``num_processes`` at once."""
+        """Let a finished task, or new room, wake the event loop, so that it looks at ``num_processes`` at once.
+
+        A signal too: else SIGTERM waits for whatever the loop hears of next, up to a second.
+        """
         hub.add_reader(self._wake_read, self._drain_wakes)
+        if threading.current_thread() is threading.main_thread():
+            signal.set_wakeup_fd(self._wake_write, warn_on_full_buffer=False)
 
     def on_apply(
         self,
@@ -157,6 +171,24 @@ class NodePool(BasePool):  # type: ignore[misc]
             return
 
 
+_exit_status: list[int] = []
+
+
+@worker_shutdown.connect
+def _has_shut_down(sender: Any, **_: Any) -> None:
+    _exit_status[:] = [int(sender.exitcode or 0)]
+
+
+def end_without_teardown() -> None:
+    """The last step of a worker that has shut down: everything is closed and said. What Python would do now, taking
+    Paddle and the pool's memory apart piece by piece, takes a second or two of CPU from those who still work."""
+    if _exit_status:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(_exit_status[0])
+
+
 def role_of(queues: Any) -> str:
     """The role that ``-Q`` names.
 
@@ -177,6 +209,15 @@ def make_host(role: str, nodename: str, on_room: Callable[[], None]) -> Host:
     from workers import control, kv_node  # only now: neither beat nor Flower needs Paddle
 
     settings = get_settings()
+    _check_ledger(settings, nodename)
     if role == "control":
         return control.make_host(settings, nodename)
     return kv_node.make_host(settings, "prefill" if role == "prefill" else "decode", nodename, on_room)
+
+
+def _check_ledger(settings: Settings, nodename: str) -> None:
+    """Refuse a server that cannot hold a ledger; one that is away is waited for: workers may come before Redis."""
+    try:
+        check_server(settings)
+    except LedgerUnavailable as error:
+        logger.warning("ledger (BATON_REDIS_URL) does not answer yet node=%s: %s", nodename, error)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import http.client
+import json
 import os
 import socket
 from dataclasses import dataclass
@@ -12,6 +14,7 @@ import psutil
 
 from app.errors import StartupError
 from app.launcher.model_facts import ModelFacts
+from app.launcher.readiness import http_get
 from app.settings import Settings
 
 _MIB = 2**20
@@ -39,8 +42,17 @@ def free_port(host: str, port: int, option: str) -> int:
     except OSError as error:
         variable = "BATON_" + option.strip("-").replace("-", "_").upper()
         if error.errno == errno.EADDRINUSE:
-            raise StartupError(f"port {port} of {host} is taken: choose another with {option} ({variable})") from None
+            taken = "is taken, by a Baton that runs already" if _is_baton(host, port) else "is taken"
+            raise StartupError(f"port {port} of {host} {taken}: choose another with {option} ({variable})") from None
         raise StartupError(f"cannot listen on {host}:{port} ({option}, {variable}): {error.strerror}") from None
+
+
+def _is_baton(host: str, port: int) -> bool:
+    try:
+        answer = json.loads(http_get(host, port, "/ready", 1.0)[1])
+    except (OSError, http.client.HTTPException, ValueError):
+        return False
+    return isinstance(answer, dict) and {"ready", "reasons"} <= answer.keys()
 
 
 @dataclass(frozen=True)

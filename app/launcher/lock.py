@@ -39,7 +39,8 @@ def _take(path: Path) -> int:
             holder = os.read(fd, 32).decode(errors="replace").strip() or "unknown"
             os.close(fd)
             raise StartupError(
-                f"another `baton up` (pid {holder}) uses {path.parent.parent}: stop it, or choose another BATON_HOME"
+                f"Baton runs already: another `baton up` (pid {holder}) uses {path.parent.parent}: stop it,"
+                " or choose another BATON_HOME, --port and --flower-port"
             ) from None
         if _is_still(path, fd):
             return fd

@@ -1,16 +1,18 @@
 """Fetches and converts the model: ``python -m app.launcher.prepare``, run once by ``baton up`` before anything else.
 
-A process of its own, because a conversion takes the memory of the whole model, and so that Ctrl-C ends it at once.
+It also finds what no worker could work with: the device, or a length that no request fits into. A process of its own,
+because a conversion takes the memory of the whole model, and so that Ctrl-C ends it at once.
 It writes lines that start with one of the words below; all others are for the log.
 """
 
 from __future__ import annotations
 
+import subprocess
 import sys
 
 from app.errors import StartupError
 from app.launcher.model_facts import model_facts
-from app.model.limits import LengthLimits
+from app.model.limits import check_room
 from app.model.resolve import resolve_model
 from app.settings import get_settings
 
@@ -23,14 +25,29 @@ def main() -> int:
     """Make the model ready in the cache and say what it is."""
     try:
         settings = get_settings()
+        check_device(settings.device)
         folder = resolve_model(settings.model, settings.home, lambda line: print(PROGRESS + line, flush=True))
-        LengthLimits.of(settings, folder.config)  # for its error, before anything else is started
+        check_room(settings, folder, folder.tokenizer())
         facts = model_facts(folder.name, str(folder.path), folder.config)
     except StartupError as error:
         print(ERROR + " ".join(str(error).split()), flush=True)
         return 1
     print(RESULT + facts.model_dump_json(), flush=True)
     return 0
+
+
+def check_device(device: str) -> None:
+    """Ask Paddle for the device, in a process of its own: nothing here needs Paddle, or knows the workers.
+
+    Raises:
+        StartupError: the workers could not compute there.
+    """
+    if device == "cpu":
+        return
+    command = [sys.executable, "-m", "workers.engine.device", device]
+    asked = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    if asked.returncode:
+        raise StartupError(asked.stdout.strip() or f"BATON_DEVICE={device}: Paddle ended with {asked.returncode}")
 
 
 if __name__ == "__main__":

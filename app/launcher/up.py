@@ -33,11 +33,11 @@ def up(settings: Settings, options: Options, say: Say) -> int:
     Raises:
         StartupError: it cannot be brought up; nothing is left running.
     """
-    settings = _decide(settings)
     run = settings.home / "run"
     checks.make_folders(settings.home, run, run / "logs")
     with ExitStack() as stack:
-        stack.enter_context(only_one(run / "lock"))
+        stack.enter_context(only_one(run / "lock"))  # first: a second one shall not hear of taken ports
+        settings = _decide(settings)
         _remove_leftovers(run)
         stack.callback(_remove_leftovers, run)
         wakeup = stack.enter_context(Wakeup.listen())

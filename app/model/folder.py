@@ -76,8 +76,7 @@ def open_folder(path: Path, name: str | None = None) -> ModelFolder:
     Raises:
         ModelError: a file is missing, unreadable or truncated, or holds a model that Baton cannot serve.
     """
-    if not (path / "tokenizer.json").is_file():
-        raise ModelError(f"{path}: no tokenizer.json")
+    _check_files(path)
     config = ModelConfig.from_hf(_read_json(path / "config.json"), _read_json(path / "generation_config.json", {}))
     tokenizer_config = _read_json(path / "tokenizer_config.json", {})
     special = _read_json(path / "special_tokens_map.json", {}) | tokenizer_config
@@ -93,6 +92,15 @@ def open_folder(path: Path, name: str | None = None) -> ModelFolder:
         add_bos=_add_bos(tokenizer_config),
         infos=infos,
     )
+
+
+def _check_files(path: Path) -> None:
+    """Name all that is missing at once."""
+    missing = [name for name in ("config.json", "tokenizer.json") if not (path / name).is_file()]
+    if not (path / _SINGLE).is_file() and not (path / _INDEX).is_file():
+        missing.append(f"{_SINGLE} (or {_INDEX} and its files; save other weight formats as safetensors first)")
+    if missing:
+        raise ModelError(f"{path}: no {', no '.join(missing)}")
 
 
 def _read_json(file: Path, default: dict[str, Any] | None = None) -> dict[str, Any]:
@@ -123,9 +131,7 @@ def _tensor_infos(path: Path) -> dict[str, TensorInfo]:
                 f"{path}: tensor {absent[0]} is not in {weight_map[absent[0]]}, where the index says it is"
             )
         return {name: shards[file][name] for name, file in weight_map.items()}
-    if (path / _SINGLE).is_file():
-        return read_header(path / _SINGLE)
-    raise ModelError(f"{path}: neither {_SINGLE} nor {_INDEX}; other weight formats must be saved as safetensors first")
+    return read_header(path / _SINGLE)
 
 
 def _is_plain_name(file: Any) -> bool:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from app.errors import SettingsError
+from app.errors import InvalidRequest, SettingsError
 from app.model.config import ModelConfig
+from app.model.folder import ModelFolder
+from app.model.tokenizer import Tokenizer
 from app.settings import Settings
 
 
@@ -39,3 +41,29 @@ class LengthLimits:
     def tokens(self) -> int:
         """The smaller of the two."""
         return min(self.model_tokens, self.pool_tokens)
+
+
+def check_room(settings: Settings, folder: ModelFolder, tokenizer: Tokenizer) -> None:
+    """Refuse settings under which not even the shortest request could be served.
+
+    Raises:
+        SettingsError: it says what to set.
+    """
+    limits, needed = LengthLimits.of(settings, folder.config), _shortest_request_tokens(folder, tokenizer)
+    why = f"the shortest request to this model takes {needed} tokens, the first of its answer included"
+    if limits.pool_tokens < needed:
+        raise SettingsError(
+            f"BATON_NUM_BLOCKS={settings.num_blocks}: with BATON_BLOCK_SIZE_TOKENS={settings.block_size_tokens} a node"
+            f" holds {limits.pool_tokens} tokens, and {why}"
+        )
+    if 0 < settings.max_model_len_tokens < needed:
+        raise SettingsError(f"BATON_MAX_MODEL_LEN_TOKENS={settings.max_model_len_tokens}: {why}; 0: as long as fits")
+
+
+def _shortest_request_tokens(folder: ModelFolder, tokenizer: Tokenizer) -> int:
+    """A chat in which nothing is said, and one token of its answer; without a template a prompt of one token."""
+    try:
+        text = folder.chat().render([{"role": "user", "content": ""}])
+    except InvalidRequest:  # no template, or one that wants more than that
+        return 2
+    return len(tokenizer.encode(text, add_special_tokens=False)) + 1

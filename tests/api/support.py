@@ -95,6 +95,10 @@ class HeardBells:
     """Bells that only remember; the scripted worker asks the ledger by itself."""
 
     rung: list[Bell] = field(default_factory=list)
+    broker_fault: str = ""
+
+    def fault(self) -> str:
+        return self.broker_fault
 
     def ring(self, bell: Bell) -> None:
         self.rung.append(bell)

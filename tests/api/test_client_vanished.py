@@ -1,131 +1,51 @@
-"""Clients whose machine is gone, or cut off: they close nothing, and still they are not waited for."""
+"""Clients whose machine is gone, in network namespaces of their own: see ``vanished_clients``, which runs in one."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from typing import Any
+from contextlib import ExitStack
+from pathlib import Path
 
-import httpx
 import pytest
 
-from app.protocol.commands import Work
-from tests.api.server import StartWeb, Web, body
-from tests.api.support import IM_END, Send, Step, ids, wait_for
+from tests.api.vanished_clients import CABLE, HERE, SUBNET_BITS, THERE, THERE_VARIABLE
 
 pytestmark = [
     pytest.mark.chaos,
     pytest.mark.skipif(os.geteuid() != 0 or shutil.which("ip") is None, reason="needs network namespaces"),
 ]
 
-NOTICED_S = 10.0
-NET = f"10.213.{os.getpid() % 256}"
-HERE, THERE = f"{NET}.1", f"{NET}.2"
-CLIENT = """
-import socket, sys
-sockets = []
-for request in sys.argv[3:]:
-    sockets.append(socket.create_connection((sys.argv[1], int(sys.argv[2]))))
-    sockets[-1].sendall(request.encode())
-while True:
-    print(len(sockets[-1].recv(65536)), flush=True)
-"""
-
 
 def ip(*words: str) -> None:
     subprocess.run(["ip", *words], check=True, timeout=20)
 
 
-class Island:
-    """A network namespace that one cable joins to ours."""
-
-    def __init__(self) -> None:
-        self.name = f"baton{os.getpid()}"
-        self.cable = f"bt{os.getpid()}"[:13]
-        ip("netns", "add", self.name)
-        try:
-            ip("link", "add", f"{self.cable}a", "type", "veth", "peer", "name", f"{self.cable}b", "netns", self.name)
-            ip("addr", "add", f"{HERE}/24", "dev", f"{self.cable}a")
-            ip("link", "set", f"{self.cable}a", "up")
-            ip("-n", self.name, "addr", "add", f"{THERE}/24", "dev", f"{self.cable}b")
-            ip("-n", self.name, "link", "set", f"{self.cable}b", "up")
-        except BaseException:
-            self.close()
-            raise
-
-    def client(self, web: Web, *requests: dict[str, Any]) -> subprocess.Popen[str]:
-        """Sends these requests from there, a connection each, and reads the answer of the last one."""
-        argv = ["ip", "netns", "exec", self.name, sys.executable, "-c", CLIENT, HERE, str(httpx.URL(web.url).port)]
-        return subprocess.Popen([*argv, *map(raw, requests)], stdout=subprocess.PIPE, text=True)
-
-    def cut(self) -> None:
-        ip("-n", self.name, "link", "set", f"{self.cable}b", "down")
-
-    def close(self) -> None:
-        ip("netns", "del", self.name)
-
-
-def raw(request: dict[str, Any]) -> str:
-    text = json.dumps(body(max_tokens=450, stream=request["stream"]))
-    head = f"Host: x\r\nContent-Type: application/json\r\nX-Request-Id: {request['id']}\r\nContent-Length: {len(text)}"
-    return f"POST /v1/completions HTTP/1.1\r\n{head}\r\n\r\n{text}"
-
-
 @pytest.fixture
-def island() -> Iterator[Island]:
-    made = Island()
-    yield made
-    made.close()
+def machines() -> Iterator[tuple[str, str]]:
+    """Two network namespaces, and one cable between them. Nothing of it is in ours."""
+    here, there = (f"baton-{side}-{os.getpid()}" for side in ("here", "there"))
+    with ExitStack() as stack:
+        for name in (here, there):
+            ip("netns", "add", name)
+            stack.callback(ip, "netns", "del", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        ip("-n", here, "link", "add", CABLE, "type", "veth", "peer", "name", CABLE, "netns", there)
+        for name, address in ((here, HERE), (there, THERE)):
+            ip("-n", name, "addr", "add", f"{address}/{SUBNET_BITS}", "dev", CABLE)
+            ip("-n", name, "link", "set", CABLE, "up")
+        yield here, there
 
 
-def test_clients_that_are_cut_off_are_noticed_and_one_that_is_there_but_reads_nothing_is_not(
-    start_web: StartWeb, island: Island
-) -> None:
-    """With something on its way to them, or not; streamed, or not."""
-    pause = threading.Event()
-
-    def script(work: Work) -> Iterator[Step]:
-        if work.client_id.startswith("quiet"):
-            pause.wait(30)
-        for _ in range(140 if work.client_id == "slow" else 440):
-            pause.wait(0.02 if work.client_id == "stream" else 0.1)
-            yield Send(ids("a"))
-        yield Send([IM_END], "stop")
-
-    web = start_web(script, BATON_HOST="0.0.0.0")
-    slow = open_slowly(web, {"id": "slow", "stream": True})
-    wanted = [("quiet", False), ("quiet-stream", True), ("whole", False), ("stream", True)]
-    clients = island.client(web, *({"id": name, "stream": stream} for name, stream in wanted))
-    try:
-        assert clients.stdout is not None
-        for _ in range(5):
-            assert int(clients.stdout.readline()) > 0
-        wait_for(lambda: {web.state(name) for name in ("slow", "whole", "stream")} == {"DECODING"})
-        island.cut()
-        wait_for(lambda: {web.state(name) for name, _ in wanted} == {"ABORTED"}, NOTICED_S)
-        wait_for(lambda: web.state("slow") != "DECODING", 20)
-        assert web.state("slow") == "FINISHED"
-        answer = b"".join(iter(lambda: slow.recv(4096), b""))
-        assert answer.count(b'"text":"a"') == 140
-        assert b"data: [DONE]" in answer
-    finally:
-        pause.set()
-        slow.close()
-        clients.kill()
-        clients.communicate()
-
-
-def open_slowly(web: Web, request: dict[str, Any]) -> socket.socket:
-    """A connection with little room on either side that does not read: its window is closed after some tokens."""
-    connection = socket.socket()
-    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-    connection.settimeout(20)
-    connection.connect(("127.0.0.1", httpx.URL(web.url).port or 0))
-    connection.sendall(raw(request).replace("Host: x", "Host: x\r\nConnection: close").encode())
-    return connection
+def test_clients_that_vanish(machines: tuple[str, str]) -> None:
+    here, there = machines
+    inside = Path(__file__).with_name("vanished_clients.py")
+    argv = ["ip", "netns", "exec", here, sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(inside)]
+    done = subprocess.run(
+        argv, env=os.environ | {THERE_VARIABLE: there}, cwd=Path(__file__).parents[2], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "1 passed" in done.stdout

@@ -168,6 +168,18 @@ def test_a_broker_that_hangs_delays_no_answer(make_rig: MakeRig) -> None:
         leave.set()
 
 
+def test_a_broker_that_is_away_is_a_reason_not_to_be_ready_and_ends_no_request(rig: Rig) -> None:
+    rig.bells.broker_fault = "the broker takes no messages: Timeout"
+    answer = rig.get("/ready")
+    assert (answer.status_code, answer.json) == (
+        503,
+        {"ready": False, "reasons": ["the broker takes no messages: Timeout"]},
+    )
+    assert rig.complete().status_code == 200
+    rig.bells.broker_fault = ""
+    assert rig.get("/ready").status_code == 200
+
+
 def assert_soon(event: threading.Event) -> None:
     assert event.wait(10)
 

@@ -15,7 +15,7 @@ from celery import Celery
 from openai import OpenAI
 from redis import Redis
 
-from app.bells import broker_options
+from app.broker import broker_options
 from app.settings import load_settings
 from tests.integration.baton import Baton
 
@@ -311,7 +311,7 @@ def test_doubled_and_malformed_bells_harm_nobody(baton: Baton, client: OpenAI) -
     before = {name: node["incarnation"] for name, node in baton.nodes().items()}
     rubbish: list[Any] = [("no-such-uid", 1), (), ("uid",), ("uid", "one"), ("uid", None), (["uid"], {}), ("", 0)]
     with Celery("stranger", broker=settings.effective_broker_url, set_as_current=False) as stranger:
-        stranger.conf.broker_transport_options = broker_options(settings, 2.0)
+        stranger.conf.broker_transport_options = broker_options(settings)
         for queue in ("prefill", "decode"):
             for number, arguments in enumerate(rubbish):
                 for _ in range(2):

@@ -34,9 +34,11 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     result = run_seed(options.seed, options.only)
     uid = "" if options.all else options.uid or result.uid
+    verdict = f"seed {options.seed}: {result.violation or 'no violation'}"
+    print(verdict)
     for line in lines(result.notes, uid, options.node):
         print(line)
-    print(f"seed {options.seed}: {result.violation or 'no violation'}")
+    print(verdict)
     return 1 if result.violation else 0
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import pytest
 
+import workers.pool
+from app.errors import LedgerUnavailable, StartupError
 from app.settings import get_settings
-from workers.pool import NodePool
+from workers import control, kv_node
+from workers.pool import NodePool, make_host
 
 
 class SlowHost:
@@ -48,3 +53,41 @@ def test_sigquit_during_a_drain_makes_it_hand_back_at_once() -> None:
     pool._host = host  # type: ignore[assignment]
     pool.on_stop()
     assert host.said == [f"drain {get_settings().drain_timeout_s:g}", "hand back", "close"]
+
+
+def test_a_signal_wakes_the_event_loop() -> None:
+    pool, readers = NodePool(limit=1), []
+    hub = SimpleNamespace(add_reader=lambda fd, callback: readers.append(fd))
+    handler, wakeup_fd = signal.signal(signal.SIGUSR1, lambda *_: None), signal.set_wakeup_fd(-1)
+    try:
+        pool.register_with_event_loop(hub)
+        assert not select.select(readers, [], [], 0)[0]
+        signal.raise_signal(signal.SIGUSR1)
+        assert select.select(readers, [], [], 1)[0] == readers
+    finally:
+        signal.set_wakeup_fd(wakeup_fd)
+        signal.signal(signal.SIGUSR1, handler)
+        pool.on_stop()
+
+
+def test_a_server_that_evicts_is_refused_in_every_role_and_one_that_is_away_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made: list[str] = []
+    monkeypatch.setattr(control, "make_host", lambda settings, nodename: made.append("control"))
+    monkeypatch.setattr(kv_node, "make_host", lambda settings, role, nodename, on_room: made.append(role))
+
+    def check(error: Exception) -> Callable[[object], None]:
+        def fail(settings: object) -> None:
+            raise error
+
+        return fail
+
+    monkeypatch.setattr(workers.pool, "check_server", check(StartupError("it may drop records")))
+    for role in ("prefill", "decode", "control"):
+        with pytest.raises(StartupError, match="it may drop records"):
+            make_host(role, f"{role}1@here", lambda: None)
+    monkeypatch.setattr(workers.pool, "check_server", check(LedgerUnavailable("refused")))
+    for role in ("prefill", "decode", "control"):
+        make_host(role, f"{role}1@here", lambda: None)
+    assert made == ["prefill", "decode", "control"]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import paddle
 
 from app.errors import EngineError, StartupError
 from app.kv import KVPool, kv_layout
@@ -18,6 +17,7 @@ from app.text import StopChecker
 from workers.engine import runtime, sampler
 from workers.engine.batch import build_batch
 from workers.engine.checks import SequenceChecks, check_limits
+from workers.engine.device import set_device
 from workers.engine.kv_cache import KVCache
 from workers.engine.loader import load_weights
 from workers.engine.model import LlamaModel
@@ -63,7 +63,7 @@ class Engine:
         runtime.require_configured(num_threads)
         config = folder.config
         check_limits(block_size_tokens, max_num_seqs, max_num_batched_tokens, max_model_len, config)
-        _set_device(device)
+        set_device(device)
         self.folder = folder
         self.staged = device != "cpu"
         """Whether blocks lie on a device, so that ``export`` and ``import_`` have something to do."""
@@ -326,12 +326,3 @@ class Engine:
         if key not in self._sequences:
             raise EngineError(f"the engine has no sequence {key}")
         return self._sequences[key]
-
-
-def _set_device(device: str) -> None:
-    if device != "cpu" and not paddle.is_compiled_with_cuda():
-        raise StartupError(f"device={device}: this Paddle is built for the CPU only; install paddlepaddle-gpu")
-    try:
-        paddle.set_device(device)
-    except ValueError as error:
-        raise StartupError(f"device={device}: {error}") from error

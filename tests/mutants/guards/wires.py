@@ -6,6 +6,7 @@ _LINK = "tests/integration/test_link.py::"
 _SILENCE = "tests/integration/test_link_silence.py::"
 _KV = "tests/contract/kv/test_transport.py::"
 _SERVER = "tests/contract/ledger/test_server.py::"
+_BROKER = "tests/unit/test_broker.py::"
 _VERSIONS = "tests/contract/ledger/test_versions.py::"
 _MOVER = "tests/unit/test_mover.py::"
 _NOW = "tuple(int(pool.generations[block]) for block in job.blocks)"
@@ -173,5 +174,29 @@ WIRES = (
         "beat and control workers may all be dead: every node scans if nobody has",
         (Edit("app/heartbeat.py", "if self._registered.is_set() and time.monotonic() >= self._scan_at:", "if False:"),),
         ("tests/unit/test_heartbeat.py::test_a_node_alone_scans_and_hands_the_bells_over",),
+    ),
+    Mutant(
+        "bell-costs-one-timeout",
+        "a frozen broker costs the bell lane one timeout per bell",
+        (Edit("app/bells.py", ' | {"max_retries": 0}', ""),),
+        (f"{_BROKER}test_a_bell_for_a_frozen_broker_costs_one_timeout_and_raises_nothing",),
+    ),
+    Mutant(
+        "broker-takes-messages",
+        "a broker that answers but takes no messages is no reason to be ready",
+        (Edit("app/bells.py", '.client.set("asked", 1, ex=BELL_EXPIRES_S)', ".client.ping()"),),
+        (f"{_BROKER}test_a_broker_that_answers_but_takes_no_messages_is_at_fault_until_it_takes_some",),
+    ),
+    Mutant(
+        "broker-tried-often",
+        "after a long outage of the broker no worker waits long to try it again",
+        (Edit("app/broker.py", "**(pace | options)", "**options"),),
+        (f"{_BROKER}test_a_worker_tries_to_connect_as_often_after_a_long_outage_as_at_its_start",),
+    ),
+    Mutant(
+        "ready-asks-the-broker",
+        "/ready says so while the broker takes no messages",
+        (Edit("web/health.py", "broker_fault = these.broker_fault()", 'broker_fault = ""'),),
+        ("tests/api/test_surface.py::test_a_broker_that_is_away_is_a_reason_not_to_be_ready_and_ends_no_request",),
     ),
 )

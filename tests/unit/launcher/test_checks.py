@@ -2,7 +2,9 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
@@ -42,6 +44,24 @@ def taken() -> Iterator[int]:
 def test_a_taken_port_is_refused_by_the_name_of_its_option(taken: int) -> None:
     with pytest.raises(StartupError, match=rf"port {taken} of 127.0.0.1 is taken.*--flower-port \(BATON_FLOWER_PORT\)"):
         free_port("127.0.0.1", taken, "--flower-port")
+
+
+def test_a_port_that_another_baton_has_is_refused_with_that_word() -> None:
+    class Ready(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(503)
+            self.end_headers()
+            self.wfile.write(b'{"ready": false, "reasons": ["no decode node"]}')
+
+        def log_message(self, *args: object) -> None:
+            """Say nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Ready) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        with pytest.raises(StartupError, match=r"is taken, by a Baton that runs already: choose another with --port"):
+            free_port("127.0.0.1", server.server_address[1], "--port")
+        thread.join()
 
 
 def test_a_port_taken_on_one_address_is_taken_for_all_of_them(taken: int) -> None:
@@ -130,7 +150,7 @@ def test_a_second_launcher_is_refused_with_the_pid_of_the_first(tmp_path: Path) 
     lock.parent.mkdir()
     with (
         only_one(lock),
-        pytest.raises(StartupError, match=rf"another `baton up` \(pid {os.getpid()}\) uses {tmp_path}"),
+        pytest.raises(StartupError, match=rf"runs already: another `baton up` \(pid {os.getpid()}\) uses {tmp_path}"),
         only_one(lock),
     ):
         pytest.fail("both held it")

@@ -118,6 +118,11 @@ def test_missing_and_broken_files_are_named(hf_folder):
     open_folder(folder)
 
 
+def test_all_that_a_folder_lacks_is_named_at_once(tmp_path):
+    with pytest.raises(ModelError, match=r"no config.json, no tokenizer.json, no model.safetensors .or"):
+        open_folder(tmp_path)
+
+
 @pytest.mark.parametrize(
     "entry",
     [

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from app.errors import SettingsError
-from app.model.limits import LengthLimits
+from app.model.folder import open_folder
+from app.model.limits import LengthLimits, check_room
 from app.settings import load_settings
 
 
@@ -32,3 +35,28 @@ def test_more_than_the_model_was_made_for_is_refused_and_named() -> None:
     config: Any = SimpleNamespace(max_position_embeddings=2048)
     with pytest.raises(SettingsError, match="BATON_MAX_MODEL_LEN_TOKENS=2049: the model was made for 2048 tokens"):
         LengthLimits.of(load_settings(max_model_len_tokens=2049), config)
+
+
+@pytest.mark.parametrize(
+    ("template", "needed"),
+    [
+        (None, 2),
+        ("{% for message in messages %}<|start|>{{ message.content }}<|end|>{% endfor %}<|start|>", 4),
+        ("{{ raise_exception('I want a system message') }}", 2),
+    ],
+)
+def test_room_for_less_than_the_shortest_request_is_refused_with_what_to_set(
+    hf_folder: Callable[..., Path], template: str | None, needed: int
+) -> None:
+    path = hf_folder()
+    if template is not None:
+        (path / "chat_template.jinja").write_text(template)
+    folder = open_folder(path)
+    tokenizer = folder.tokenizer()
+    enough = {"num_blocks": needed, "block_size_tokens": 1}
+    check_room(load_settings(**enough), folder, tokenizer)
+    check_room(load_settings(max_model_len_tokens=needed), folder, tokenizer)
+    with pytest.raises(SettingsError, match=rf"^BATON_NUM_BLOCKS={needed - 1}: .* takes {needed} tokens"):
+        check_room(load_settings(**enough | {"num_blocks": needed - 1}), folder, tokenizer)
+    with pytest.raises(SettingsError, match=rf"^BATON_MAX_MODEL_LEN_TOKENS={needed - 1}: .* takes {needed} tokens"):
+        check_room(load_settings(max_model_len_tokens=needed - 1), folder, tokenizer)
