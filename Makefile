@@ -84,11 +84,11 @@ chaos: $(TESTABLE)
 
 chaos-matrix: $(TESTABLE)
 	@echo "==> Each fault at each step"
-	@$(PY) -m pytest tests/chaos -m matrix $(ARGS)
+	@$(PY) -m pytest tests/chaos tests/integration -m matrix $(ARGS)
 
 chaos-short: $(TESTABLE)
 	@echo "==> Some faults at some steps"
-	@$(PY) -m pytest tests/chaos -m short $(ARGS)
+	@$(PY) -m pytest tests/chaos tests/integration -m short $(ARGS)
 
 lint: $(TESTABLE)
 	@echo "==> ruff, mypy, import rules, generated documentation"

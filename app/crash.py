@@ -40,18 +40,18 @@ def end_crashed(nodename: str, lane: str, error: BaseException) -> None:
     logger.critical("lane %s died node=%s: exiting", lane, nodename, exc_info=error)
     if isinstance(error, TimeoutError):
         faulthandler.dump_traceback(file=_stderr())
-    _flush_logs()
+    flush_logs()
     os._exit(CRASHED)
 
 
 def end_refused(nodename: str, detail: str) -> None:
     """The cluster has refused this node for longer than an earlier life of the cluster could be the reason."""
     logger.critical("baton: %s cannot join: %s", nodename, detail)
-    _flush_logs()
+    flush_logs()
     os._exit(REFUSED)
 
 
-def _flush_logs() -> None:
+def flush_logs() -> None:
     """Nobody may take them: then the process ends without."""
     flush = threading.Thread(target=logging.shutdown, daemon=True)
     flush.start()

@@ -140,6 +140,7 @@ class HeartbeatThread:
             self._beat(gauges)
             self._after_beat()
         except LedgerForeign as error:  # the data are of a release that this one does not read: no waiting cures it
+            self._trouble = str(error)
             self._be_refused(str(error))
             return
         except LedgerError as error:
@@ -172,6 +173,7 @@ class HeartbeatThread:
             return
         self._answered_at = time.monotonic()
         self._version = answer.version
+        self._refusal = ""
         if answer.status is NodeStatus.DRAINING and not self._told_to_drain:
             self._told_to_drain = True  # for good: a drain is not undone
             logger.info("asked to drain node=%s", self._node.name)
@@ -198,6 +200,6 @@ class HeartbeatThread:
 
     def _be_refused(self, detail: str) -> None:
         if detail != self._refusal:
-            logger.error("registration refused node=%s: %s", self._node.name, detail)
+            logger.error("refused node=%s: %s", self._node.name, detail)
         self._refusal = detail
         self._on_refused(detail)

@@ -41,7 +41,7 @@ class LogLane(QueueHandler):
             dropped, self.dropped = self.dropped, 0
             if dropped:
                 text = f"{dropped} log lines were dropped: nobody took them"
-                self._target.handle(logging.makeLogRecord({"name": "log", "levelno": logging.WARNING, "msg": text}))
+                self._target.handle(logging.LogRecord("log", logging.WARNING, __file__, 0, text, None, None))
             self.queue.task_done()
 
 

@@ -4,8 +4,9 @@ A program reads every version from ``SPOKEN.oldest`` to ``SPOKEN.newest`` and wr
 empty ledger begins at the newest of whoever comes first. A scan raises it once every node that is not declared dead
 reads a newer one; from then on a process that does not read it is refused by name, with every call.
 
-To add something in version n: raise ``newest``, give a new field of a message a default and ``Since(n)``, let scripts
-write what older ones misread only where ``VERSION >= n``. Raise ``oldest`` one release later.
+To add something in version n: raise ``newest``, give a new field of a message (not of what is inside it) a default and
+``Since(n)``, let scripts write what older ones misread only where ``VERSION >= n``, and let web refuse what only nodes
+of n can compute while the ledger names an older one. Raise ``oldest`` one release later.
 """
 
 from __future__ import annotations

@@ -8,19 +8,17 @@ from __future__ import annotations
 import logging
 import math
 import signal
+import subprocess
+import sys
 from typing import Any
 
-from app.errors import LedgerError
 from app.ids import draw_id
-from app.log_lane import unblock
 from app.parent_death import tie_to_parent
-from app.protocol.commands import ReportExit
 from app.settings import get_settings
-from web.process import PROCESS
-from web.services import KEY
 
 SPARE_THREADS = 16
 """Threads that no answer can occupy, so that health checks, cancellations and refusals are always served."""
+OURS = ("app", "web")
 CLOSING_S = 1.0
 """What ending the open answers may take after the drain: half a second until each looks, and the writing."""
 
@@ -46,7 +44,15 @@ def pre_fork(server: Any, worker: Any) -> None:
 
 
 def post_fork(server: Any, worker: Any) -> None:
-    """Begin the worker's own life; it ends with its arbiter, which alone would report and replace it."""
+    """Begin the worker's own life; it ends with its arbiter, which alone would report and replace it.
+
+    It loads our modules itself, as they are now: after an upgrade those of the arbiter are of the release before.
+    """
+    for name in [name for name in sys.modules if name.partition(".")[0] in OURS]:
+        del sys.modules[name]
+    from app.log_lane import unblock
+    from web.process import PROCESS
+
     tie_to_parent(worker.ppid, signal.SIGKILL)
     PROCESS.incarnation = worker.baton_incarnation
     logging.basicConfig(level=_settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
@@ -59,18 +65,15 @@ def post_worker_init(worker: Any) -> None:
 
     A ledger that is away is not waited for any longer than for any answer of it: web itself says that it is away.
     """
+    from web.services import KEY
+
     worker.wsgi.extensions[KEY].node.wait_registered(_settings.ledger_timeout_s)
 
 
 def child_exit(server: Any, worker: Any) -> None:
-    """Tell the ledger at once that nobody reads this worker's streams any more."""
-    from app.ledger.redis import connect  # here: the arbiter must not hold a connection that a fork would share
+    """Tell the ledger at once that nobody reads this worker's streams any more.
 
-    ledger = connect(_settings)
-    try:
-        ledger.execute(ReportExit(worker.baton_incarnation))  # rings nothing: web owns no attempts, it only watches
-        server.log.info("web worker %s has left the ledger", worker.baton_incarnation)
-    except LedgerError as error:
-        server.log.warning("the exit of web worker %s is left to its heartbeat: %s", worker.baton_incarnation, error)
-    finally:
-        ledger.close()
+    In a process of its own: the arbiter must not hold a connection that a fork would share, nor be of another release
+    than the ledger's data.
+    """
+    subprocess.Popen([sys.executable, "-m", "web.report_exit", worker.baton_incarnation])

@@ -7,7 +7,6 @@ from types import FrameType
 from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
 
 from app.settings import get_settings
-from web.process import PROCESS
 
 
 class DrainingWorker(ThreadWorker):  # type: ignore[misc]
@@ -19,11 +18,11 @@ class DrainingWorker(ThreadWorker):  # type: ignore[misc]
     """
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        PROCESS.begin_drain(get_settings().drain_timeout_s)
+        _begin_drain(get_settings().drain_timeout_s)
         super().handle_exit(sig, frame)
 
     def handle_quit(self, sig: int, frame: FrameType | None) -> None:
-        PROCESS.begin_drain(0.0)
+        _begin_drain(0.0)
         super().handle_exit(sig, frame)
 
     def set_accept_enabled(self, enabled: bool) -> None:
@@ -31,3 +30,10 @@ class DrainingWorker(ThreadWorker):  # type: ignore[misc]
         if not enabled and not self.alive:
             for listener in self.sockets:
                 listener.close()
+
+
+def _begin_drain(timeout_s: float) -> None:
+    """Of the process as the worker has loaded it: this module is the arbiter's."""
+    from web.process import PROCESS
+
+    PROCESS.begin_drain(timeout_s)

@@ -32,9 +32,7 @@ class Scheduler(PersistentScheduler):  # type: ignore[misc]
 
     def _ensure_connected(self) -> Any:
         """The first connection; waits for it as long as it takes."""
-        return self.connection.ensure_connection(
-            lambda error, interval_s: self._complain(error), interval_start=1, interval_step=1, interval_max=2
-        )
+        return self.connection.ensure_connection(lambda error, interval_s: self._complain(error))
 
     def _complain(self, error: Exception) -> None:
         if not self._away:

@@ -105,7 +105,7 @@ class NodeHost:
         """Bells that were rung here and that the machine has not looked at yet."""
         self._on_room = on_room
         self._transport = KVReader()
-        self._engine_lane = EngineLane(engine, self._post, self._crashed, settings.engine_stall_s)
+        self._engine_lane = EngineLane(engine, self._post, self._crashed)
         self._mover = Mover(engine, self._transport, self._engine_lane.between_steps)
         self._mover_lane: Lane[do.Seal | do.Pull] = Lane("mover", self._move, self._crashed)
         self._moving = ""
@@ -195,7 +195,7 @@ class NodeHost:
         until = time.monotonic() + within_s
         while self._say(Deregister(self._node.incarnation)) is NodeStatus.REFUSED and time.monotonic() < until:
             with self._changed:
-                self._changed.wait(_LOOK_AGAIN_S)
+                self._changed.wait_for(lambda: False, _LOOK_AGAIN_S)
 
     def hand_back(self) -> None:
         """Let a drain that is under way take no more time. From any thread; returns at once."""
@@ -348,13 +348,13 @@ class NodeHost:
         unhealthy and takes nothing; what it holds goes back, and the process ends, whether that works or not."""
         if self._closed or not self._ending.acquire(blocking=False):
             return
-        with self._bell_lock:
-            self._unhealthy, self.wants_bells = True, False
-            end_in(_LAST_WORDS_S)
-        logger.critical("unhealthy node=%s part=%s: %s: %s", self._nodename, part, type(error).__name__, error)
-        why = f"{self._nodename} is unhealthy: {part}: {error}"
-        moving = self._moving if part == self._mover_lane.name else None
         try:
+            with self._bell_lock:
+                self._unhealthy, self.wants_bells = True, False
+                end_in(_LAST_WORDS_S)
+            logger.critical("unhealthy node=%s part=%s: %s: %s", self._nodename, part, type(error).__name__, error)
+            why = f"{self._nodename} is unhealthy: {part}: {error}"
+            moving = self._moving if part == self._mover_lane.name else None
             for bell in say_last_words(self._ledger, self._node.incarnation, self._vital_signs(), why, moving):
                 self._bells.ring(bell)
             self._bells.close(_LAST_BELLS_S)

@@ -10,7 +10,6 @@ import atexit
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +22,7 @@ from celery.worker import state
 from kombu.exceptions import KombuError
 from kombu.serialization import loads, prepare_accept_content
 
+from app.crash import flush_logs
 from app.errors import BatonError, LedgerUnavailable, StartupError
 from app.ledger.redis import check_server
 from app.log_lane import unblock
@@ -77,7 +77,7 @@ class NodePool(BasePool):  # type: ignore[misc]
             self._host.start()
         except BatonError as error:
             logger.critical("baton: %s", error)
-            logging.shutdown()
+            flush_logs()
             os._exit(1)
 
     def on_stop(self) -> None:
@@ -183,9 +183,7 @@ def end_without_teardown() -> None:
     """The last step of a worker that has shut down: everything is closed and said. What Python would do now, taking
     Paddle and the pool's memory apart piece by piece, takes a second or two of CPU from those who still work."""
     if _exit_status:
-        logging.shutdown()
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush_logs()
         os._exit(_exit_status[0])
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from app.errors import BatonError
@@ -29,17 +29,21 @@ def told(run: Path, say: Say) -> Iterator[Say]:
     path = run / "restart"
     with path.open("a", buffering=1) as file:
 
+        def write(line: str) -> None:
+            with suppress(OSError):  # a full disk: whoever follows sees less, the cluster goes on
+                print(line, file=file)
+
         def tell(line: str) -> None:
             say(line)
-            print(line, file=file)
+            write(line)
 
         try:
             yield tell
         except BaseException as error:
-            print(f"{_FAILED}: {error or 'stopped'}", file=file)
+            write(f"{_FAILED}: {error or 'stopped'}")
             raise
         else:
-            print(_DONE, file=file)
+            write(_DONE)
         finally:
             path.unlink(missing_ok=True)
 
@@ -59,7 +63,11 @@ def restart(settings: Settings, say: Say) -> None:
     except FileExistsError:
         raise RestartFailed("a restart is under way already") from None
     with os.fdopen(fd) as file:
-        os.kill(launcher, signal.SIGUSR1)
+        try:
+            os.kill(launcher, signal.SIGUSR1)
+        except OSError as error:
+            (run / "restart").unlink(missing_ok=True)
+            raise RestartFailed(f"`baton up` (process {launcher}) cannot be told: {error}") from error
         pause = threading.Event()
         outcome = ""
         while not outcome:
@@ -85,7 +93,7 @@ def _launcher(lock: Path) -> int | None:
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
-        return int(os.read(fd, 32))
+        return int(os.read(fd, 32) or 0) or None  # it has not said yet
     else:
         return None  # its holder was killed
     finally:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import psutil
 
-from app.errors import BatonError, LedgerError
+from app.errors import BatonError, LedgerError, LedgerForeign
 from app.launcher.readiness import answers, missing_nodes
 from app.launcher.supervisor import Supervisor
 from app.launcher.wakeup import Deadline
@@ -19,6 +19,9 @@ from app.settings import Settings
 _LOOK_EVERY_S = 0.25
 _ENDING_S = 5.0
 """What a process takes to end after its drain."""
+
+EXIT_REPORT = "web.report_exit"
+"""A child of gunicorn's arbiter that is none of its workers."""
 
 Say = Callable[[str], None]
 
@@ -58,6 +61,7 @@ class Rolling:
         Raises:
             RollingStopped: one did not end, or its successor did not come.
         """
+        self._look_at_ledger()
         for name in names:
             self._say(f"restarting {name}")
             if name == "web":
@@ -65,17 +69,26 @@ class Rolling:
             else:
                 self._restart(name)
 
+    def _look_at_ledger(self) -> None:
+        """Without it nobody here can see whether a successor serves."""
+        try:
+            self._ledger.execute(Cluster())
+        except LedgerForeign as error:
+            raise RollingStopped(f"this `baton up` is of an older release, start it anew: {error}") from error
+        except LedgerError as error:
+            raise RollingStopped(str(error)) from error
+
     def _restart(self, name: str) -> None:
         pid = self._supervisor.pids.get(name)
         if pid is not None:  # else it has just ended by itself, and its successor is waited for all the same
             self._supervisor.send(name, signal.SIGTERM)
             drained = Deadline(self._settings.drain_timeout_s + _ENDING_S)
-            while self._supervisor.pids.get(name) == pid:
-                if drained.passed:
-                    self._say(f"{name} did not stop in time: killed")
-                    self._supervisor.kill(name)
-                    drained = Deadline(_ENDING_S)
+            while self._supervisor.pids.get(name) == pid and not drained.passed:
                 self._wait(_LOOK_EVERY_S)
+            if self._supervisor.pids.get(name) == pid:
+                self._say(f"{name} did not stop in time: killed")
+                self._supervisor.kill(name)
+            self._until(f"{name} to end", lambda: self._supervisor.pids.get(name) != pid, _ENDING_S)
         self._until(f"{name} to be ready again", lambda: self._serves(name))
 
     def _serves(self, name: str) -> bool:
@@ -94,8 +107,10 @@ class Rolling:
 
     def _replace_oldest_of(self, before: set[int]) -> None:
         self._tell_web(signal.SIGTTIN)
-        self._until("a new web worker", lambda: bool(self._registered(self._web_workers() - before)))
-        self._tell_web(signal.SIGTTOU)
+        try:
+            self._until("a new web worker", lambda: bool(self._registered(self._web_workers() - before)))
+        finally:  # if it does not come, there is none too many either
+            self._tell_web(signal.SIGTTOU)
         within_s = self._settings.drain_timeout_s + _ENDING_S
         self._until("the oldest web worker to end", lambda: not before <= self._web_workers(), within_s)
 
@@ -106,7 +121,8 @@ class Rolling:
 
     def _web_workers(self) -> set[int]:
         try:
-            return {child.pid for child in psutil.Process(self._supervisor.pids["web"]).children()}
+            children = psutil.Process(self._supervisor.pids["web"]).children()
+            return {child.pid for child in children if EXIT_REPORT not in child.cmdline()}
         except (KeyError, psutil.NoSuchProcess):  # it ended just now; its successor has nobody of its time
             return set()
 

@@ -36,11 +36,11 @@ def up(settings: Settings, options: Options, say: Say) -> int:
     run = settings.home / "run"
     checks.make_folders(settings.home, run, run / "logs")
     with ExitStack() as stack:
-        stack.enter_context(only_one(run / "lock"))  # first: a second one shall not hear of taken ports
+        wakeup = stack.enter_context(Wakeup.listen())  # before anybody can know of us: `baton restart` sends a signal
+        stack.enter_context(only_one(run / "lock"))  # before the rest: a second one shall not hear of taken ports
         settings = _decide(settings)
         _remove_leftovers(run)
         stack.callback(_remove_leftovers, run)
-        wakeup = stack.enter_context(Wakeup.listen())
         try:
             Launch(settings, options.nodes, options.start_timeout_s, run, wakeup, say).run()
         except Stopped:

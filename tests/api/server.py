@@ -14,6 +14,7 @@ import httpx
 import openai
 import psutil
 
+from app.launcher.rolling import EXIT_REPORT
 from app.ledger.redis import RedisLedger, connect
 from app.protocol.commands import Snapshot
 from app.settings import Settings
@@ -25,7 +26,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class Web:
     """One gunicorn with its ledger and a scripted worker."""
 
-    def __init__(self, settings: Settings, folder: Path, script: Script, **environment: str) -> None:
+    def __init__(self, settings: Settings, folder: Path, script: Script, root: Path = ROOT, **environment: str) -> None:
         self.ledger: RedisLedger = connect(settings)
         self.log = folder / "web.log"
         self.home = folder / "home"
@@ -36,12 +37,12 @@ class Web:
             "BATON_NAMESPACE": settings.namespace,
             "BATON_PORT": "0",
             "BATON_HEARTBEAT_S": "0.1",
-            "PYTHONPATH": str(ROOT),
+            "PYTHONPATH": str(root),
             "PYTHONUNBUFFERED": "1",
         }
         argv = [sys.executable, "-m", "gunicorn", "-c", "python:web.gunicorn_conf", "tests.api.toy_app:create_app()"]
         with self.log.open("wb") as out:
-            self.process = subprocess.Popen(argv, cwd=ROOT, env=os.environ | environment, stdout=out, stderr=out)
+            self.process = subprocess.Popen(argv, cwd=root, env=os.environ | environment, stdout=out, stderr=out)
         self.worker: ScriptedWorker | None = None
         self._clients: list[httpx.Client | openai.OpenAI] = []
         try:
@@ -69,7 +70,8 @@ class Web:
         return str(self.ledger.execute(Snapshot(client_id=request_id)).state)
 
     def gunicorn_workers(self) -> list[psutil.Process]:
-        return psutil.Process(self.process.pid).children()
+        children = psutil.Process(self.process.pid).children()
+        return [child for child in children if EXIT_REPORT not in child.cmdline()]
 
     def close(self) -> None:
         for client in self._clients:

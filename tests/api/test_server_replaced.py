@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import http.client
 import json
+import shutil
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
+from app.protocol.commands import Cluster
+from app.schemas import NodeInfo
+from app.versions import SPOKEN
 from tests.api.conftest import chunks
-from tests.api.server import StartWeb, Web, body
+from tests.api.server import ROOT, StartWeb, Web, body
 from tests.api.support import IM_END, Send, Wait, ids, say, wait_for
 from tests.api.test_server import web_nodes
 
@@ -87,3 +93,26 @@ def test_a_quick_stop_ends_an_open_answer_with_an_explicit_error(start_web: Star
         *_, last = chunks("\n".join(lines).strip() + "\n\n")
     assert last["error"]["code"] == "service_unavailable"
     assert web.process.wait(5) == 0
+
+
+def registered(web: Web) -> list[NodeInfo]:
+    return [entry.node for entry in web.ledger.execute(Cluster()).nodes if entry.node.role == "web"]
+
+
+def test_a_new_worker_is_of_the_release_that_is_there_when_it_starts(start_web: StartWeb, tmp_path: Path) -> None:
+    root = tmp_path / "installed"
+    for name in ("app", "web", "tests"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    web = start_web(root=root)
+    versions = root / "app" / "versions.py"
+    before, after = (f"newest={version}" for version in (SPOKEN.newest, SPOKEN.newest + 1))
+    versions.write_text(versions.read_text().replace(before, after))
+    web.process.send_signal(signal.SIGTTIN)
+    newest = {SPOKEN.newest, SPOKEN.newest + 1}
+    wait_for(lambda: {node.newest for node in registered(web)} == newest, 20)
+    (old,) = [node for node in registered(web) if node.newest == SPOKEN.newest]
+    web.process.send_signal(signal.SIGTTOU)  # the oldest
+    wait_for(lambda: not psutil.pid_exists(old.pid), 20)
+    wait_for(lambda: [node.newest for node in registered(web)] == [SPOKEN.newest + 1], 10)
+    web.process.send_signal(signal.SIGTERM)  # a drain of what the new release has open
+    assert web.process.wait(20) == 0

@@ -13,7 +13,7 @@ from tests.chaos.records import PREFIX
 from tests.integration.baton import Baton
 
 ALWAYS = frozenset(
-    {"meta", "clock", "seq", "nodes", "room:prefill", "room:decode", "model_nodes", "tombstones", "exited", "avoided"}
+    {"clock", "seq", "nodes", "room:prefill", "room:decode", "model_nodes", "tombstones", "exited", "avoided"}
     | {"avoided_times"}
 )
 """Ledger keys that stay without a TTL, whatever went on; their members have their own ends."""

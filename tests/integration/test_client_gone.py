@@ -17,7 +17,7 @@ from tests.integration.baton import START_S, Baton
 from tests.integration.small import NUM_BLOCKS, STEP_TOKENS, Small
 from tests.integration.test_resume import LONG, MODEL
 
-pytestmark = [pytest.mark.model, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.model, pytest.mark.matrix, pytest.mark.short, pytest.mark.timeout(120)]
 
 NOTICED_S = 10.0
 PROMPT: list[int] = LONG[0]["prompt_ids"]

@@ -33,7 +33,7 @@ from tests.integration.test_resume import (
     wait_until_all_are_back,
 )
 
-pytestmark = [pytest.mark.chaos, pytest.mark.model, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.chaos, pytest.mark.model, pytest.mark.matrix, pytest.mark.short, pytest.mark.timeout(300)]
 
 DRAIN_S = 1.0
 

@@ -10,7 +10,7 @@ import pytest
 from tests.chaos.rolling import CLIENTS, roll
 from tests.integration.baton import Baton
 
-pytestmark = [pytest.mark.chaos, pytest.mark.model, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.chaos, pytest.mark.model, pytest.mark.matrix, pytest.mark.short, pytest.mark.timeout(600)]
 
 
 def test_a_rolling_restart_of_every_process_under_load_fails_no_request(

@@ -13,7 +13,7 @@ from tests.integration.baton import START_S, Baton
 from tests.integration.small import STALL_S, Small
 from tests.integration.test_resume import GREEDY, LONG, Stream, assert_as_undisturbed, body, referenced
 
-pytestmark = [pytest.mark.chaos, pytest.mark.model, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.chaos, pytest.mark.model, pytest.mark.matrix, pytest.mark.short, pytest.mark.timeout(200)]
 
 TOLD_S = 2.5
 """After the stall: half a second until the next look, two for the last words."""

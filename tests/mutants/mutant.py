@@ -101,12 +101,20 @@ class Mutant:
             raise NoLongerApplies(f"mutant {self.name} no longer applies to {error}") from None
 
 
-def ledger(name: str, promise: str, *, lua: tuple[Edit, ...], twin: tuple[Edit, ...], tests: tuple[str, ...]) -> Mutant:
+def ledger(
+    name: str,
+    promise: str,
+    *,
+    lua: tuple[Edit, ...],
+    twin: tuple[Edit, ...],
+    tests: tuple[str, ...],
+    also: tuple[str, ...] = (),
+) -> Mutant:
     """A guard that the scripts and the memory twin both have.
 
     It is removed from both at once, so that their comparison cannot notice it, and each must be caught by itself.
     """
-    return Mutant(name, promise, lua + twin, tests, BOTH_LEDGERS)
+    return Mutant(name, promise, lua + twin, tests, BOTH_LEDGERS, also)
 
 
 def lua(old: str, new: str, where: str = "**/*.lua") -> Edit:

@@ -34,7 +34,8 @@ def test_a_violation_is_printed_with_the_trace_of_its_request(
     assert replay.main(["3"]) == 1
     printed = capsys.readouterr().out
     assert "asks Admit" in printed
-    assert printed.splitlines()[-1].startswith("seed 3:")
+    assert printed.splitlines()[0] == printed.splitlines()[-1]
+    assert printed.startswith("seed 3:")
     assert "finish reason" in printed
 
 

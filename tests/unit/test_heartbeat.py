@@ -163,7 +163,7 @@ def test_a_refusal_is_kept_for_people_and_ends_when_its_reason_does(
     wait_for(lambda: len(calls.made) > 3)
     assert "two (p1)" in heart.refusal
     assert ("refused", heart.refusal) in calls.made
-    assert caplog.text.count("registration refused") == 1
+    assert caplog.text.count("refused node=") == 1
     assert not heart.registered
     ledger.execute(Deregister("p"))
     assert heart.wait_registered(5)

@@ -72,7 +72,6 @@ def test_a_stuck_prefill_step_is_the_failure_of_what_is_stamped_into_it_only(boo
     book.claimed("in line", stamped=False)
     bells = say_last_words(book, "p", SICK, WHY, None)
     assert book.fate("stamped") == ("QUEUED", 2, 1)
-    assert book.store.records["stamped"].suspect
     assert book.fate("in line") == ("QUEUED", 2, 0)
     assert set(bells) == {Bell("prefill", "stamped", 2), Bell("prefill", "in line", 2)}
 
@@ -84,7 +83,6 @@ def test_a_stuck_seal_is_the_failure_of_its_own_handoff_only(book: Book) -> None
     assert book.fate("sealed") == ("QUEUED", 2, 1)
     assert book.store.records["sealed"].last_failure == f"pull_failed: {WHY}"
     assert book.fate("stamped") == ("QUEUED", 2, 0)
-    assert not book.store.records["stamped"].suspect
     assert set(bells) == {Bell("prefill", "sealed", 2), Bell("prefill", "stamped", 2)}
 
 

@@ -35,8 +35,9 @@ end
 
 local hinted = cmd.hint_uid ~= '' and candidate(cmd.hint_uid)
 if hinted and not hinted.fits then hinted = nil end
+local head
 local uid = walk(P .. 'queue', node, function(uids)
-  local head, first
+  local first
   for _, each in ipairs(uids) do
     if hinted and each == cmd.hint_uid then return each end
     local c = candidate(each)

@@ -40,8 +40,9 @@ local function hinted()
   return c and c.fits
 end
 local hint = hinted() and cmd.hint_uid or nil
+local head
 local uid = walk(P .. 'waiters', node, function(uids)
-  local head, first
+  local first
   for _, each in ipairs(uids) do
     local c = candidate(each)
     if not c then

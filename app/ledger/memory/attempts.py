@@ -76,8 +76,10 @@ def _claim_picker(store: Store, command: Claim, node: Node) -> Pick:
     if hinted is not None and not fits(hinted):
         hinted = None
 
+    head = True
+
     def pick(uids: list[str]) -> tuple[str | None, bool]:
-        head = True
+        nonlocal head
         first: str | None = None
         for uid in uids:
             record = _candidate(store, command, node, uid)

@@ -82,8 +82,10 @@ def _reserve_picker(store: Store, command: ReserveNext, node: Node) -> Pick:
     hinted = waiting(command.hint_uid) if command.hint_uid in store.waiters else None
     hint = hinted.uid if hinted and could(hinted) and fits(hinted) else None
 
+    head = True
+
     def pick(uids: list[str]) -> tuple[str | None, bool]:
-        head = True
+        nonlocal head
         for uid in uids:
             record = waiting(uid)
             if record is None:

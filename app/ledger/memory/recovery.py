@@ -71,7 +71,8 @@ def _lose(store: Store, record: Record, *, as_owner: bool, name: str) -> None:
         counts = record.losses >= MOST_LOSSES
     kind = FailureKind.FAILURE if counts else FailureKind.OVERLOAD
     status = end_attempt(store, record, kind, FailureReason.NODE_LOST, name)
-    if counts and status is FailStatus.REQUEUED:
+    last_but_one = record.failures >= record.limits.max_attempts - 1
+    if counts and status is FailStatus.REQUEUED and last_but_one:
         record.suspect = len(record.tokens) + SUSPECT_TOKENS
 
 

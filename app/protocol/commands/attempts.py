@@ -79,9 +79,9 @@ class Stamp:
     """Say that this attempt's sequence enters (or, not ``in_step``, has left) the prefill node's running steps.
 
     A node's loss is a failure of what it may have been computing at that moment, and of nothing else: of stamped
-    PREFILLING attempts and of DECODING ones. One that counted makes its request a *suspect* until it has added 16
-    tokens: it may be what kills its nodes, so a node never gets two of them at once. A loss that does not count is
-    overload; from the fifth in one request's life on it counts all the same.
+    PREFILLING attempts and of DECODING ones. One that leaves its request a single failure to go makes it a *suspect*
+    until it has added 16 tokens: it may be what kills its nodes, so a node never gets two of them at once. A loss that
+    does not count is overload; from the fifth in one request's life on it counts all the same.
     """
 
     uid: str

@@ -57,6 +57,20 @@ def test_once_the_head_has_waited_over_two_seconds_blocks_are_kept_free_for_it(w
     assert world.work("f3", hint, free=1).uid == "small"
 
 
+def test_only_the_head_holds_others_up_however_long_the_line(world: World) -> None:
+    front = [f"front{i}" for i in range(64)]  # as many as a walk looks at
+    for uid in (*front, "waits long"):
+        world.admit(uid, prompt=160, max_queued=1000)
+    world.advance(1_000)
+    for uid in front:
+        world.work(f"f-{uid}", uid)
+    world.advance(1_500)
+    for uid in front:  # back at their old places, and they have not waited
+        world.fail(uid, fence=f"f-{uid}", kind=FailureKind.OVERLOAD)
+    world.admit("small", prompt=4, max_queued=1000)
+    assert world.work("f", free=1).uid == "small"
+
+
 def test_a_head_that_could_never_fit_this_node_holds_nobody_up(world: World) -> None:
     world.node("tiny", "prefill", num_blocks=5)
     world.admit("large", prompt=160)

@@ -29,7 +29,7 @@ def suspect(world: World, uid: str, *, node: str = "", tokens: int = 1) -> None:
     """Make ``uid`` a suspect with ``tokens`` of output: its decode node is lost, and gone for good."""
     node = node or f"lost-with-{uid}"
     world.node(node, "decode")
-    world.admit(uid, max_tokens=100)
+    world.admit(uid, max_tokens=100, max_attempts=2)
     world.work(f"first-{uid}", uid)
     assert world.reserve(f"lost-{uid}", uid, node=node).uid == uid
     world.emit(uid, 0, *range(7, 7 + tokens), fence=f"first-{uid}")
@@ -147,9 +147,10 @@ def test_from_the_fifth_loss_in_its_life_on_a_bystander_fails_too(world: World) 
         assert fate(world) == ("QUEUED", attempt + 1, 0)
     lose_as_bystander(world, "u", 5)
     assert fate(world) == ("QUEUED", 6, 1)
-    assert world.dump()["records"]["u"]["suspect"] == 16
+    assert world.dump()["records"]["u"]["suspect"] == 0
     lose_as_bystander(world, "u", 6)
     assert fate(world) == ("QUEUED", 7, 2)
+    assert world.dump()["records"]["u"]["suspect"] == 16
     lose_as_bystander(world, "u", 7)
     assert fate(world) == ("FAILED", 7, 3)
     assert world.read("u").error_code == "node_lost"
@@ -225,6 +226,7 @@ def test_the_next_suspect_may_come_when_the_first_is_gone_or_trusted_again(world
     world.node("p2", "prefill")
     world.work("f1", "s1")
     world.reserve("l1", "s1")
+    world.advance(1)
     world.work("f2", "s2", node="p2")
     if end == "emit":
         assert world.emit("s1", 1, *range(15), fence="f1", attempt=2).status == "OK"
@@ -238,9 +240,8 @@ def test_the_next_suspect_may_come_when_the_first_is_gone_or_trusted_again(world
     elif end == "finish":
         world.emit("s1", 1, 9, fence="f1", attempt=2, end="stop")
     elif end == "expire":
-        world.advance(300_000)
-        world.scan()
-        world.work("f2b", "s2", node="p2")
+        world.advance(299_999)
+        assert world.scan().expired == ("s1",)
     else:
         world.exit("p")
         world.node("p", "prefill")
@@ -270,13 +271,20 @@ def test_the_token_that_activation_writes_counts_for_trust(world: World) -> None
     assert world.dump()["suspects"] == {}
 
 
-def test_a_second_loss_makes_it_a_suspect_from_where_it_is(world: World) -> None:
-    suspect(world, "s1")
-    world.work("f1", "s1", stamp=True)
-    world.emit("s1", 1, 8, 9, fence="f1", attempt=2)
-    world.stamp("s1", fence="f1", attempt=2)
-    world.exit("p")
-    assert world.dump()["records"]["s1"]["suspect"] == 3 + 16
+@pytest.mark.parametrize("max_attempts", [2, 3, 4])
+def test_only_the_next_failure_being_the_last_makes_it_a_suspect_from_where_it_is(
+    world: World, max_attempts: int
+) -> None:
+    world.admit("u", max_tokens=100, max_attempts=max_attempts)
+    for failures in range(1, max_attempts):
+        assert world.dump()["records"]["u"]["suspect"] == 0
+        world.node(f"p{failures}", "prefill")
+        world.work(f"f{failures}", "u", node=f"p{failures}")
+        world.emit("u", failures - 1, 7, fence=f"f{failures}", attempt=failures, node=f"p{failures}")
+        world.stamp("u", fence=f"f{failures}", attempt=failures, node=f"p{failures}")
+        world.exit(f"p{failures}")
+        assert fate(world) == ("QUEUED", failures + 1, failures)
+    assert world.dump()["records"]["u"]["suspect"] == max_attempts - 1 + 16
 
 
 def test_registering_again_does_not_make_a_node_forget_its_suspect(world: World) -> None:

@@ -266,7 +266,7 @@ def test_an_unknown_sequence_is_refused_by_name(tiny: Engine) -> None:
         ({"max_num_seqs": 0}, "max_num_seqs=0"),
         ({"block_size_tokens": 0}, "block_size_tokens=0"),
         ({"max_model_len": 513}, r"max_model_len=513 must be in 2\.\.512"),
-        ({"device": "gpu:0"}, "built for the CPU only"),
+        ({"device": "gpu:0"}, "built for CPUs only"),
         ({"num_threads": 3}, "wants 3 threads"),
     ],
 )

@@ -35,7 +35,7 @@ class Lane:
     def __init__(self, engine: Engine) -> None:
         self.crashes: list[tuple[str, BaseException]] = []
         self._said: SimpleQueue[on.Event] = SimpleQueue()
-        self._lane = EngineLane(engine, self._said.put, lambda *crash: self.crashes.append(crash), stall_s=60)
+        self._lane = EngineLane(engine, self._said.put, lambda *crash: self.crashes.append(crash))
 
     def put(
         self, key: str, blocks: tuple[int, ...], *, output_ids: tuple[int, ...] = (), computed: int = 0, **changes: Any

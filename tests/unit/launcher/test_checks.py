@@ -13,7 +13,8 @@ from app.errors import StartupError
 from app.launcher.checks import MemoryPlan, available_memory, check_memory, free_port, make_folders
 from app.launcher.lock import only_one
 from app.launcher.model_facts import ModelFacts, model_facts
-from app.launcher.plan import SOURCE_ROOT
+from app.launcher.plan import SOURCE_ROOT, Nodes
+from app.launcher.up import Options, up
 from app.model.config import ModelConfig
 from app.settings import load_settings
 
@@ -155,6 +156,15 @@ def test_a_second_launcher_is_refused_with_the_pid_of_the_first(tmp_path: Path) 
     ):
         pytest.fail("both held it")
     assert not lock.exists()
+
+
+def test_a_second_launcher_hears_of_the_first_and_not_of_its_ports(tmp_path: Path, taken: int) -> None:
+    make_folders(tmp_path / "run")
+    options = Options(Nodes(), 1.0)
+    with only_one(tmp_path / "run" / "lock"), pytest.raises(StartupError, match=r"^Baton runs already"):
+        up(load_settings(home=tmp_path, port=taken), options, print)
+    with pytest.raises(StartupError, match=f"port {taken} of 127.0.0.1 is taken"):
+        up(load_settings(home=tmp_path, port=taken), options, print)
 
 
 def test_the_lock_is_gone_after_a_launch_that_failed(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from app import cli
 from app.cli import build_parser, main, option_of
 from app.launcher import launch
 from app.launcher.checks import free_port
@@ -118,7 +119,10 @@ def test_a_wrong_variable_is_named_without_an_option(monkeypatch: pytest.MonkeyP
         ([], "the following arguments are required: COMMAND"),
     ],
 )
-def test_a_wrong_command_line_is_one_line_and_exit_status_2(argv: list[str], line: str, capsys: Capture) -> None:
+def test_a_wrong_command_line_is_one_line_and_exit_status_2(
+    argv: list[str], line: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli, "_run", lambda arguments: pytest.fail("it ran"))
     with pytest.raises(SystemExit, match="2"):
         main(argv)
     error = capsys.readouterr().err

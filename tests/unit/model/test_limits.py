@@ -10,9 +10,11 @@ from typing import Any
 import pytest
 
 from app.errors import SettingsError
+from app.launcher import prepare
 from app.model.folder import open_folder
 from app.model.limits import LengthLimits, check_room
 from app.settings import load_settings
+from web.served import load_served_model
 
 
 @pytest.mark.parametrize(
@@ -60,3 +62,14 @@ def test_room_for_less_than_the_shortest_request_is_refused_with_what_to_set(
         check_room(load_settings(**enough | {"num_blocks": needed - 1}), folder, tokenizer)
     with pytest.raises(SettingsError, match=rf"^BATON_MAX_MODEL_LEN_TOKENS={needed - 1}: .* takes {needed} tokens"):
         check_room(load_settings(max_model_len_tokens=needed - 1), folder, tokenizer)
+
+
+def test_room_is_looked_at_before_anything_is_started_and_by_web_itself(
+    hf_folder: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = load_settings(model=str(hf_folder()), num_blocks=1, block_size_tokens=1)
+    monkeypatch.setattr(prepare, "get_settings", lambda: settings)
+    assert prepare.main() == 1
+    assert capsys.readouterr().out.startswith("error: BATON_NUM_BLOCKS=1: ")
+    with pytest.raises(SettingsError, match="BATON_NUM_BLOCKS=1"):
+        load_served_model(settings)

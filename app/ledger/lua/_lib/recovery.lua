@@ -37,7 +37,9 @@ local function lose(r, as_owner, name)
   local counts = r.state == 'DECODING' or (as_owner and r.stamped == 1)
   if not counts then counts = redis.call('HINCRBY', P .. 'rec:' .. r.uid, 'losses', 1) >= MOST_LOSSES end
   local status = end_attempt(r, counts and 'failure' or 'overload', 'node_lost', name)
-  if counts and status == 'REQUEUED' then set(r, 'suspect', length(r.uid) + SUSPECT_TOKENS) end
+  -- Not from the first loss on: until each has shown on a node of its own that it is none, suspects wait for one another.
+  local last_but_one = r.failures >= r.max_attempts - 1
+  if counts and status == 'REQUEUED' and last_but_one then set(r, 'suspect', length(r.uid) + SUSPECT_TOKENS) end
 end
 
 -- Takes up to `budget` holdings away from a dead node, and its entry when none is left. Answers how many it took and
