@@ -25,7 +25,7 @@ from app.protocol.commands import (
 from app.schemas import NodeInfo, Role, SamplingParams
 
 PROMPT = tuple(range(1000, 1064))
-LIMITS = Limits(3, 1_000_000, 600_000, 600_000, 60_000)
+LIMITS = Limits(1_000_000, 1_000_000, 600_000, 600_000, 60_000)  # the same request is handed back with each round
 SAMPLING = SamplingParams(seed=1, max_tokens=100_000)
 HELD = 32
 """Claims of the measured prefill node and leases of the measured decode node, besides what is measured."""
