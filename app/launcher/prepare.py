@@ -16,6 +16,8 @@ from app.model.limits import check_room
 from app.model.resolve import resolve_model
 from app.settings import get_settings
 
+DEVICE_S = 120.0
+"""Importing Paddle on a busy machine, and waking a GPU up."""
 PROGRESS = "progress: "
 RESULT = "model: "
 ERROR = "error: "
@@ -45,7 +47,10 @@ def check_device(device: str) -> None:
     if device == "cpu":
         return
     command = [sys.executable, "-m", "workers.engine.device", device]
-    asked = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
+    try:
+        asked = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False, timeout=DEVICE_S)
+    except subprocess.TimeoutExpired:
+        raise StartupError(f"BATON_DEVICE={device}: Paddle has not reached it within {DEVICE_S:g} s") from None
     if asked.returncode:
         raise StartupError(asked.stdout.strip() or f"BATON_DEVICE={device}: Paddle ended with {asked.returncode}")
 

@@ -102,15 +102,17 @@ class Rolling:
     def _restart_web(self) -> None:
         """gunicorn takes a worker more (SIGTTIN), then lets the oldest go (SIGTTOU), once for each. The port belongs to
         its arbiter, which stays: there is no moment at which nobody listens."""
-        for _ in range(self._settings.web_workers):
+        wanted, there = self._settings.web_workers, len(self._web_workers())
+        for _ in range(max(wanted, there)):
             self._replace_oldest_of(self._web_workers())
+        for _ in range(there - wanted):  # one more each time that an earlier restart waited in vain for a new one
+            self._tell_web(signal.SIGTTOU)
 
     def _replace_oldest_of(self, before: set[int]) -> None:
         self._tell_web(signal.SIGTTIN)
-        try:
-            self._until("a new web worker", lambda: bool(self._registered(self._web_workers() - before)))
-        finally:  # if it does not come, there is none too many either
-            self._tell_web(signal.SIGTTOU)
+        # If it does not come, the others stay: gunicorn would let go of one that serves.
+        self._until("a new web worker", lambda: bool(self._registered(self._web_workers() - before)))
+        self._tell_web(signal.SIGTTOU)
         within_s = self._settings.drain_timeout_s + _ENDING_S
         self._until("the oldest web worker to end", lambda: not before <= self._web_workers(), within_s)
 
