@@ -23,29 +23,25 @@ import threading
 import time
 from collections.abc import Callable
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from app.bells import BellLane, Bells
-from app.crash import do_not_end, end_crashed, end_in, end_refused
 from app.errors import LedgerError
 from app.heartbeat import HeartbeatThread
-from app.ids import draw_id
 from app.kv import KVReader
 from app.lane import END, End, Lane, take_all
 from app.ledger import Ledger
 from app.link import CallOutcome, Link
 from app.protocol import effects as do
 from app.protocol import events as on
-from app.protocol.blocks import BlockPool
 from app.protocol.commands import Bell, Deregister, Drain, NodeStatus
-from app.protocol.decode import DecodeNode
-from app.protocol.holding import NodeConfig
-from app.protocol.prefill import PrefillNode
-from app.protocol.tables import DECODE_BLOCK_STEPS, PREFILL_BLOCK_STEPS
 from app.schemas import Gauges, Health, NodeInfo
 from app.settings import Settings
+from workers.doorbells import Doorbells, NodeBells
+from workers.emergency import LAST_WORDS_S, Emergency
 from workers.engine_lane import EngineLane
 from workers.last_words import say_last_words
+from workers.machine import KVRole, make_machine
 from workers.mover import Mover
 from workers.watchdog import Pulse, Watchdog
 
@@ -54,15 +50,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("baton.node")
 
-_LAST_WORDS_S = 2.0
-"""What a node may still say, whatever it is that does not move: a ledger call takes no longer either."""
-
 _LAST_BELLS_S = 0.5
-"""Of it, for the bells: what is not rung here, the next scan rings."""
+"""Of ``LAST_WORDS_S``, for the bells: what is not rung here, the next scan rings."""
 _LOOK_AGAIN_S = 0.2
-
-KVRole = Literal["prefill", "decode"]
-Machine = PrefillNode | DecodeNode
 
 
 class NodeHost:
@@ -88,30 +78,32 @@ class NodeHost:
         self._ledger = ledger
         self._engine = engine
         self._events: SimpleQueue[on.Event | End] = SimpleQueue()
-        self._ringing: dict[str, Callable[[str], None]] = {}
+        self._doorbells = Doorbells(on_room)
+        self._emergency = Emergency(
+            nodename,
+            stall_s=settings.engine_stall_s,
+            refused_for_s=settings.node_ttl_s + 2.0,
+            shut=self._doorbells.shut,
+            last_words=self._say_last_words,
+        )
+        crashed = self._emergency.crashed
         self._link = self._link_class(
             incarnation,
             settings.link_host,
             lambda call_id, message: self._post(on.Called(call_id, message)),
-            self._crashed,
+            crashed,
         )
-        self._machine = _machine(settings, role, nodename, engine, incarnation, self._link.address)
+        self._machine = make_machine(settings, role, nodename, engine, incarnation, self._link.address)
         self._gauges = Gauges()
         self._idle = True
-        self.wants_bells = False
-        """Whether this node has room for another piece of work."""
-        self._bell_lock = threading.Lock()
-        self._unseen_bells = 0
-        """Bells that were rung here and that the machine has not looked at yet."""
-        self._on_room = on_room
         self._transport = KVReader()
-        self._engine_lane = EngineLane(engine, self._post, self._crashed)
+        self._engine_lane = EngineLane(engine, self._post, crashed)
         self._mover = Mover(engine, self._transport, self._engine_lane.between_steps)
-        self._mover_lane: Lane[do.Seal | do.Pull] = Lane("mover", self._move, self._crashed)
+        self._mover_lane: Lane[do.Seal | do.Pull] = Lane("mover", self._move, crashed)
         self._moving = ""
         """The handoff that the mover is at, or was at last."""
-        self._ledger_lane: Lane[do.Ask] = Lane("ledger", self._ask, self._crashed)
-        self._bells = BellLane(NodeBells(Bells(settings), nodename), self._crashed)
+        self._ledger_lane: Lane[do.Ask] = Lane("ledger", self._ask, crashed)
+        self._bells = BellLane(NodeBells(Bells(settings), nodename), crashed)
         node = NodeInfo(
             incarnation=incarnation,
             role=role,
@@ -131,10 +123,10 @@ class NodeHost:
             node,
             self._vital_signs,
             ring=self._bells.ring,
-            on_crash=self._crashed,
+            on_crash=crashed,
             on_registered=self._registered,
             on_lost=lambda: self._post(on.RegistrationLost()),
-            on_refused=self._refused,
+            on_refused=self._emergency.refused,
             on_draining=lambda: self._post(on.DrainAsked(settings.drain_timeout_s)),
             on_ledger_restarted=lambda: self._post(on.LedgerRestarted()),
             after_beat=self._after_beat,
@@ -146,15 +138,9 @@ class NodeHost:
             (*lanes, Pulse("link", lambda: self._link.alive), self._pulse),
             settings.engine_stall_s,
             settings.heartbeat_s,
-            self._crashed,
-            self._watched,
+            crashed,
+            self._emergency.watched,
         )
-        self._stall_s = settings.engine_stall_s
-        self._unhealthy = False
-        self._ending = threading.Lock()
-        self._refused_since = 0.0
-        self._refused_for_s = settings.node_ttl_s + 2.0
-        self._closed = False
         self._changed = threading.Condition()
 
     # what the Celery pool calls
@@ -170,12 +156,12 @@ class NodeHost:
 
     def ring(self, uid: str, attempt: int, done: Callable[[str], None]) -> None:
         """A bell came in. ``done(outcome)`` runs once, when the work it brought has left this node."""
-        bell_id = draw_id()  # a bell of its own, even when the broker delivers one message twice
-        self._ringing[bell_id] = done
-        with self._bell_lock:
-            self._unseen_bells += 1
-            self.wants_bells = False
-        self._post(on.BellRang(bell_id, uid, attempt))
+        self._post(self._doorbells.rung(uid, attempt, done))
+
+    @property
+    def wants_bells(self) -> bool:
+        """Whether this node has room for another piece of work."""
+        return self._doorbells.wanted
 
     def drain(self, timeout_s: float) -> bool:
         """Finish or hand back what is here, then leave the registry. True when everything went in time."""
@@ -184,9 +170,9 @@ class NodeHost:
         in_time = self._wait_idle(timeout_s)
         if not in_time:
             self._post(on.HandBackAsked())
-            in_time = self._wait_idle(_LAST_WORDS_S)
+            in_time = self._wait_idle(LAST_WORDS_S)
         self._heartbeat.close()
-        self._leave_registry(_LAST_WORDS_S if in_time else 0.0)
+        self._leave_registry(LAST_WORDS_S if in_time else 0.0)
         return in_time
 
     def _leave_registry(self, within_s: float) -> None:
@@ -214,9 +200,8 @@ class NodeHost:
 
     def close(self) -> None:
         """End every lane and give everything back."""
-        self._closed = True
+        self._emergency.close()
         self._watchdog.close()
-        do_not_end()
         self._heartbeat.close()
         self._events.put(END)
         self._thread.join(timeout=5)
@@ -243,14 +228,13 @@ class NodeHost:
                 for event in events:
                     self._pulse.entered_at = time.monotonic()
                     self._perform(self._machine.receive(event, time.monotonic()))
-                with self._bell_lock:
-                    self._unseen_bells -= sum(isinstance(event, on.BellRang) for event in events)
+                self._doorbells.seen(events)
                 self._pulse.entered_at = time.monotonic()
                 self._perform(self._machine.poll(time.monotonic()))
                 self._show()
                 self._pulse.entered_at = 0.0
         except BaseException as error:  # noqa: BLE001 - ends the process
-            self._crashed("node", error)
+            self._emergency.crashed("node", error)
 
     def _show(self) -> None:
         """What heartbeats tell and drain waits for."""
@@ -263,12 +247,7 @@ class NodeHost:
             waiting=counts["waiting"],
             refused=dict(self._machine.refusals),
         )
-        with self._bell_lock:
-            has_room = self._machine.wants_bells and not self._unseen_bells and not self._unhealthy
-            had_room, self.wants_bells = self.wants_bells, has_room
-            found_room = self.wants_bells and not had_room
-        if found_room:
-            self._on_room()
+        self._doorbells.show(self._machine.wants_bells)
         if self._idle and not was_idle:
             self._machine.audit()  # finds a lost block at the first quiet moment
         with self._changed:
@@ -281,7 +260,8 @@ class NodeHost:
 
     def _vital_signs(self) -> Gauges:
         """What the next heartbeat tells."""
-        return self._gauges.model_copy(update={"health": Health.UNHEALTHY}) if self._unhealthy else self._gauges
+        unhealthy = {"health": Health.UNHEALTHY} if self._emergency.unhealthy else {}
+        return self._gauges.model_copy(update=unhealthy)
 
     def _wait_idle(self, timeout_s: float) -> bool:
         with self._changed:
@@ -305,7 +285,7 @@ class NodeHost:
                 case do.RingSelf():
                     self._bells.ring(Bell(self._role, "", 0))
                 case do.BellDone():
-                    self._ringing.pop(effect.bell_id)(effect.outcome)
+                    self._doorbells.answer(effect.bell_id, effect.outcome)
                 case do.Register():
                     self._heartbeat.register()
                 case do.Log():
@@ -335,94 +315,23 @@ class NodeHost:
             self._moving = job.key
             self._post(self._mover.seal(job) if isinstance(job, do.Seal) else self._mover.pull(job))
 
-    # ends that nobody wants
-
-    def _watched(self) -> None:
-        """The watchdog runs. It does not while one thread keeps the interpreter to itself: that ends the process."""
-        with self._bell_lock:
-            if not self._unhealthy:
-                end_in(self._stall_s + _LAST_WORDS_S)
-
-    def _crashed(self, part: str, error: BaseException) -> None:
-        """A part is dead or stuck: it would hang requests in silence while heartbeats go on. From now on the node is
-        unhealthy and takes nothing; what it holds goes back, and the process ends, whether that works or not."""
-        if self._closed or not self._ending.acquire(blocking=False):
-            return
-        try:
-            with self._bell_lock:
-                self._unhealthy, self.wants_bells = True, False
-                end_in(_LAST_WORDS_S)
-            logger.critical("unhealthy node=%s part=%s: %s: %s", self._nodename, part, type(error).__name__, error)
-            why = f"{self._nodename} is unhealthy: {part}: {error}"
-            moving = self._moving if part == self._mover_lane.name else None
-            for bell in say_last_words(self._ledger, self._node.incarnation, self._vital_signs(), why, moving):
-                self._bells.ring(bell)
-            self._bells.close(_LAST_BELLS_S)
-        except LedgerError as error_of_ledger:
-            logger.warning("nothing handed back node=%s: %s", self._nodename, error_of_ledger)
-        finally:
-            end_crashed(self._nodename, part, error)
+    def _say_last_words(self, part: str, why: str) -> None:
+        """Hand back what is here: ``part`` is dead or stuck, and the process is about to end."""
+        moving = self._moving if part == self._mover_lane.name else None
+        for bell in say_last_words(self._ledger, self._node.incarnation, self._vital_signs(), why, moving):
+            self._bells.ring(bell)
+        self._bells.close(_LAST_BELLS_S)
 
     def _after_beat(self) -> None:
         self._link.version = self._heartbeat.version
         if self._heartbeat.registered:
-            self._refused_since = 0.0
+            self._emergency.accepted()
         self._transport.forget_gone()
 
     def _registered(self) -> None:
-        self._refused_since = 0.0
+        self._emergency.accepted()
         self._link.version = self._heartbeat.version
         self._post(on.Registered())
-
-    def _refused(self, detail: str) -> None:
-        """The cluster will not have this node. That may pass: nodes of an earlier life may not be declared dead yet."""
-        now = time.monotonic()
-        self._refused_since = self._refused_since or now
-        if now - self._refused_since < self._refused_for_s:
-            return
-        end_refused(self._nodename, detail)
-
-
-class NodeBells:
-    """Rings for a node: a bell without a uid is for itself, on its direct queue."""
-
-    def __init__(self, bells: Bells, nodename: str) -> None:
-        self._bells = bells
-        self._nodename = nodename
-
-    def ring(self, bell: Bell) -> None:
-        """Ring now; may wait for the broker."""
-        if bell.uid:
-            self._bells.ring(bell)
-        else:
-            self._bells.ring_node(bell.queue, self._nodename)
-
-    def close(self) -> None:
-        """Give the connections back."""
-        self._bells.close()
-
-
-def _machine(
-    settings: Settings, role: KVRole, nodename: str, engine: Engine, incarnation: str, address: str
-) -> Machine:
-    config = NodeConfig(
-        incarnation=incarnation,
-        name=nodename,
-        address=address,
-        block_size_tokens=engine.block_size_tokens,
-        block_bytes=engine.pool.block_bytes,
-        max_num_seqs=settings.max_num_seqs,
-        eos_token_ids=frozenset(engine.folder.config.eos_token_ids),
-        link_timeout_s=settings.link_timeout_s,
-        pull_min_bytes_per_s=settings.pull_min_bytes_per_s,
-        check_s=settings.check_s,
-        grant_timeout_s=settings.grant_timeout_s,
-        max_num_batched_tokens=settings.max_num_batched_tokens,
-    )
-    steps = PREFILL_BLOCK_STEPS if role == "prefill" else DECODE_BLOCK_STEPS
-    pool = BlockPool(engine.pool.num_blocks, steps, on_take=engine.pool.bump)
-    kind: Callable[..., Machine] = PrefillNode if role == "prefill" else DecodeNode
-    return kind(config, pool, draw_id)
 
 
 def _log(effect: do.Log, nodename: str) -> None:

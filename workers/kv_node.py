@@ -12,7 +12,8 @@ from app.ledger.redis import connect
 from app.model.resolve import resolve_model
 from app.settings import Settings
 from workers.engine import runtime
-from workers.host import KVRole, NodeHost
+from workers.host import NodeHost
+from workers.machine import KVRole
 
 logger = logging.getLogger("baton.node")
 

@@ -106,8 +106,8 @@ class Rig:
         self.last_resorts: list[float] = []
         self.pulled: list[on.Pulled] = []
         self.pull: Callable[[], None] = lambda: None
-        monkeypatch.setattr("workers.host.end_crashed", self._crashed)
-        monkeypatch.setattr("workers.host.end_in", self.last_resorts.append)
+        monkeypatch.setattr("workers.emergency.end_crashed", self._crashed)
+        monkeypatch.setattr("workers.emergency.end_in", self.last_resorts.append)
         monkeypatch.setattr("app.kv.reader.KVReader.pull", lambda *_: self.pull())
         self.engine = ToyEngine()
         self.ledger = Journal()

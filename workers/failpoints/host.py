@@ -33,7 +33,8 @@ from app.settings import Settings
 from workers.failpoints.link import CutLink
 from workers.failpoints.orders import Orders, Point
 from workers.failpoints.wrong_bytes import WrongBytes
-from workers.host import KVRole, NodeHost
+from workers.host import NodeHost
+from workers.machine import KVRole
 from workers.mover import Mover
 
 if TYPE_CHECKING:

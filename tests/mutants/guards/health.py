@@ -59,19 +59,19 @@ HEALTH = (
     Mutant(
         "health-takes-nothing",
         "an unhealthy node takes no bells",
-        _host("not self._unseen_bells and not self._unhealthy", "not self._unseen_bells"),
+        (Edit("workers/doorbells.py", " and not self._shut", ""),),
         (f"{_HOST}test_a_ledger_that_is_away_does_not_keep_a_broken_node_alive",),
     ),
     Mutant(
         "health-last-resort",
         "last words have an end, whoever else still runs",
-        _host("if not self._unhealthy: end_in(", "if True: end_in("),
+        (Edit("workers/emergency.py", "if not self.unhealthy and not self._closed: end_in(", "if True: end_in("),),
         (f"{_HOST}test_a_ledger_that_is_away_does_not_keep_a_broken_node_alive",),
     ),
     Mutant(
         "health-says-so",
         "a node that is unhealthy says so",
-        _host('{"health": Health.UNHEALTHY}', "{}"),
+        _host('{"health": Health.UNHEALTHY} if self._emergency.unhealthy else {}', "{}"),
         (f"{_HOST}test_a_lane_without_progress_ends_the_process_though_heartbeats_go_on",),
     ),
 )
