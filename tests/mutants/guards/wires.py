@@ -13,7 +13,7 @@ _NOW = "tuple(int(pool.generations[block]) for block in job.blocks)"
 
 
 def _link(old: str, new: str) -> tuple[Edit, ...]:
-    return (Edit("app/link.py", old, new),)
+    return (Edit("app/link/*.py", old, new),)
 
 
 def _reader(old: str, new: str) -> tuple[Edit, ...]:
@@ -28,13 +28,13 @@ WIRES = (
     Mutant(
         "link-incarnation",
         "a restarted worker never acts on a message to its former life",
-        _link("if envelope.to != self.incarnation:", "if False:"),
+        _link("if envelope.to != self._incarnation:", "if False:"),
         (f"{_LINK}test_a_call_to_an_earlier_incarnation_is_refused_by_its_successor",),
     ),
     Mutant(
         "link-expired",
         "what a frozen peer reads after the deadline is not acted on",
-        _link("if envelope.boot == self._boot and envelope.deadline < time.monotonic():", "if False:"),
+        _link("if envelope.boot == boot_id() and envelope.deadline < time.monotonic():", "if False:"),
         (f"{_LINK}test_what_a_frozen_peer_reads_after_the_deadline_is_not_acted_on",),
     ),
     Mutant(
