@@ -31,10 +31,11 @@ class HeartbeatThread:
 
     Everything given here runs on this thread, so none of it may block for longer than a ledger call: a beat that
     comes late lets a healthy node be declared dead. ``ring`` takes the bells of a scan; ``after_beat`` runs whenever
-    the ledger has answered, and may raise a LedgerError; ``on_refused(detail)`` each time the ledger will not have
-    us; ``on_lost`` when it does not know us any more (without one the node registers again at once; with one, when
-    ``register`` is called); ``on_draining`` once, when somebody has asked the ledger to drain this node;
-    ``on_ledger_restarted`` when its run id has changed; ``on_crash(thread, error)`` at this thread's unplanned end.
+    the ledger has answered, and may raise a LedgerError; ``on_refused(detail)`` when the ledger has not had us for
+    longer than nodes of an earlier life may need to be declared dead; ``on_lost`` when it does not know us any more
+    (without one the node registers again at once; with one, when ``register`` is called); ``on_draining`` once, when
+    somebody has asked the ledger to drain this node; ``on_ledger_restarted`` when its run id has changed;
+    ``on_crash(thread, error)`` at this thread's unplanned end.
     """
 
     def __init__(
@@ -70,13 +71,17 @@ class HeartbeatThread:
         self._wants_registration = True
         self._registered = threading.Event()
         self._refusal = ""
+        self._refused_since = 0.0
+        self._refused_for_s = settings.node_ttl_s + 2.0
         self._version = SPOKEN.oldest
         self._answered_at = float("-inf")
         self._scan_at = 0.0
         self._silent = False
         self._trouble = ""
+        self.name = "heartbeat"
+        self.entered_at = 0.0
         self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
@@ -129,10 +134,12 @@ class HeartbeatThread:
     def _run(self) -> None:
         try:
             while not self._closing.is_set():
+                self.entered_at = time.monotonic()
                 self._try_beat()
+                self.entered_at = 0.0
                 self._closing.wait(self._settings.heartbeat_s)
         except BaseException as error:  # noqa: BLE001 - whose process it is decides what follows
-            self._on_crash("heartbeat", error)
+            self._on_crash(self.name, error)
 
     def _try_beat(self) -> None:
         gauges = self._gauges()
@@ -144,11 +151,14 @@ class HeartbeatThread:
             self._be_refused(str(error))
             return
         except LedgerError as error:
+            self._refused_since = 0.0
             if not self._silent:
                 logger.warning("ledger (BATON_REDIS_URL) does not answer node=%s: %s", self._node.name, error)
             self._silent = True
             self._trouble = str(error)
             return
+        if not self._refusal:
+            self._refused_since = 0.0
         if self._silent:
             logger.info("ledger answers again node=%s", self._node.name)
         self._silent = False
@@ -202,4 +212,7 @@ class HeartbeatThread:
         if detail != self._refusal:
             logger.error("refused node=%s: %s", self._node.name, detail)
         self._refusal = detail
-        self._on_refused(detail)
+        now = time.monotonic()
+        self._refused_since = self._refused_since or now
+        if now - self._refused_since >= self._refused_for_s:
+            self._on_refused(detail)

@@ -89,7 +89,8 @@ class Settings(BaseSettings):
     first_token_timeout_s: float = Field(
         300.0,
         gt=0,
-        description="From claim to activation; then the lease expires and the attempt fails. FastDeploy's default.",
+        description="From claim to activation; then the lease expires and the attempt fails, or, where no decode node"
+        " has taken the request, it ends EXPIRED. FastDeploy's default.",
     )
     grant_timeout_s: float = Field(
         30.0, gt=0, description="How long a computed prefill waits for a decode node before it may be given up."

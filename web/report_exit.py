@@ -18,7 +18,8 @@ def main(incarnation: str) -> None:
     logging.basicConfig(level=settings.log_level, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     ledger = connect(settings)
     try:
-        ledger.execute(ReportExit(incarnation))  # rings nothing: web owns no attempts, it only watches
+        while ledger.execute(ReportExit(incarnation)).more:  # rings nothing: web owns no attempts, it only watches
+            pass
         logger.info("web worker %s has left the ledger", incarnation)
     except LedgerError as error:
         logger.warning("the exit of web worker %s is left to its heartbeat: %s", incarnation, error)

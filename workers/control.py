@@ -11,7 +11,7 @@ from functools import partial
 from celery import shared_task
 
 from app.bells import BellLane, Bells
-from app.crash import end_crashed
+from app.crash import end_crashed, end_refused
 from app.errors import LedgerError
 from app.heartbeat import HeartbeatThread
 from app.ids import draw_id
@@ -53,7 +53,13 @@ class ControlHost:
             host=socket.gethostname(),
         )
         self._heartbeat = HeartbeatThread(
-            settings, ledger, self._node, Gauges, ring=bells.ring, on_crash=partial(end_crashed, nodename)
+            settings,
+            ledger,
+            self._node,
+            Gauges,
+            ring=bells.ring,
+            on_crash=partial(end_crashed, nodename),
+            on_refused=partial(end_refused, nodename),
         )
 
     def start(self) -> None:

@@ -1,23 +1,22 @@
-"""The ends of a worker that nobody wants: a part of it is dead or stuck, or the cluster refuses it."""
+"""The end of a worker that nobody wants: a part of it is dead, stuck, or does not end."""
 
 from __future__ import annotations
 
 import logging
 import threading
-import time
 from collections.abc import Callable
 
-from app.crash import do_not_end, end_crashed, end_in, end_refused
+from app.crash import end_crashed, end_in
 from app.errors import LedgerError
 
-LAST_WORDS_S = 2.0
-"""What a node may still say, whatever it is that does not move: a ledger call takes no longer either."""
+CLOSING_S = 30.0
+"""What a process may take to end once its node has drained."""
 
 logger = logging.getLogger("baton.node")
 
 
 class Emergency:
-    """Ends the process of one node, with last words, within ``LAST_WORDS_S``.
+    """Ends the process of one node, with last words, within ``last_words_s``.
 
     ``last_words(part, why)`` hands back what the node holds; it may wait for the ledger, and raise LedgerError.
     """
@@ -27,18 +26,17 @@ class Emergency:
         nodename: str,
         *,
         stall_s: float,
-        refused_for_s: float,
+        last_words_s: float,
         shut: Callable[[], None],
         last_words: Callable[[str, str], None],
     ) -> None:
-        """``shut``: take no more work, from now on. ``refused_for_s``: how long a refusal may last."""
+        """``shut``: take no more work, from now on."""
         self.unhealthy = False
         self._nodename = nodename
         self._stall_s = stall_s
-        self._refused_for_s = refused_for_s
+        self._last_words_s = last_words_s
         self._shut = shut
         self._last_words = last_words
-        self._refused_since = 0.0
         self._closed = False
         self._begun = threading.Lock()
         self._arming = threading.Lock()
@@ -47,7 +45,7 @@ class Emergency:
         """The watchdog runs. It does not while one thread keeps the interpreter to itself: that ends the process."""
         with self._arming:
             if not self.unhealthy and not self._closed:
-                end_in(self._stall_s + LAST_WORDS_S)
+                end_in(self._stall_s + self._last_words_s)
 
     def crashed(self, part: str, error: BaseException) -> None:
         """A part is dead or stuck: it would hang requests in silence while heartbeats go on. From now on the node is
@@ -57,7 +55,7 @@ class Emergency:
         try:
             with self._arming:
                 self.unhealthy = True
-                end_in(LAST_WORDS_S)
+                end_in(self._last_words_s)
             self._shut()
             logger.critical("unhealthy node=%s part=%s: %s: %s", self._nodename, part, type(error).__name__, error)
             self._last_words(part, f"{self._nodename} is unhealthy: {part}: {error}")
@@ -66,19 +64,9 @@ class Emergency:
         finally:
             end_crashed(self._nodename, part, error)
 
-    def refused(self, detail: str) -> None:
-        """The cluster will not have this node. That may pass: nodes of an earlier life may not be declared dead yet."""
-        now = time.monotonic()
-        self._refused_since = self._refused_since or now
-        if now - self._refused_since >= self._refused_for_s:
-            end_refused(self._nodename, detail)
-
-    def accepted(self) -> None:
-        """The cluster has this node: an earlier refusal has passed."""
-        self._refused_since = 0.0
-
     def close(self) -> None:
-        """The node ends as it should: what its parts do from now on is no emergency, and nobody need watch it."""
+        """The node ends as it should: what its parts do from now on is no emergency, unless it never ends."""
         with self._arming:
             self._closed = True
-            do_not_end()
+            if not self.unhealthy:
+                end_in(CLOSING_S)

@@ -47,10 +47,11 @@ class EngineLane:
         """Hand over a sequence to add or to drop; never blocks."""
         self._inbox.put(job)
 
-    def between_steps(self, what: Callable[[], None]) -> None:
+    def between_steps(self, what: Callable[[], None], waiting: Callable[[], None]) -> None:
         """Run ``what`` on the engine's thread, between two steps; returns when it is done.
 
-        A step that never ends is the watchdog's business, and the engine's fault, not that of who waits here.
+        A step that never ends is the watchdog's business, and the engine's fault, not that of who waits here: it calls
+        ``waiting`` once a second.
         """
         done = threading.Event()
 
@@ -60,6 +61,7 @@ class EngineLane:
 
         self._inbox.put(run)
         while not done.wait(_LOOK_AGAIN_S):
+            waiting()
             if not self.alive:
                 raise RuntimeError("the engine's thread has ended")
 

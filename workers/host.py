@@ -22,10 +22,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 from app.bells import BellLane, Bells
+from app.crash import end_refused
 from app.errors import LedgerError
 from app.heartbeat import HeartbeatThread
 from app.kv import KVReader
@@ -38,7 +40,7 @@ from app.protocol.commands import Bell, Deregister, Drain, NodeStatus
 from app.schemas import Gauges, Health, NodeInfo
 from app.settings import Settings
 from workers.doorbells import Doorbells, NodeBells
-from workers.emergency import LAST_WORDS_S, Emergency
+from workers.emergency import Emergency
 from workers.engine_lane import EngineLane
 from workers.last_words import say_last_words
 from workers.machine import KVRole, make_machine
@@ -51,7 +53,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("baton.node")
 
 _LAST_BELLS_S = 0.5
-"""Of ``LAST_WORDS_S``, for the bells: what is not rung here, the next scan rings."""
+"""Of that, for the bells: what is not rung here, the next scan rings."""
 _LOOK_AGAIN_S = 0.2
 
 
@@ -79,10 +81,12 @@ class NodeHost:
         self._engine = engine
         self._events: SimpleQueue[on.Event | End] = SimpleQueue()
         self._doorbells = Doorbells(on_room)
+        self._last_words_s = settings.ledger_timeout_s + 1.0
+        """For what this node may still say, whatever it is that does not move: one call without an answer, and some."""
         self._emergency = Emergency(
             nodename,
             stall_s=settings.engine_stall_s,
-            refused_for_s=settings.node_ttl_s + 2.0,
+            last_words_s=self._last_words_s,
             shut=self._doorbells.shut,
             last_words=self._say_last_words,
         )
@@ -98,7 +102,7 @@ class NodeHost:
         self._idle = True
         self._transport = KVReader()
         self._engine_lane = EngineLane(engine, self._post, crashed)
-        self._mover = Mover(engine, self._transport, self._engine_lane.between_steps)
+        self._mover = Mover(engine, self._transport, self._between_steps)
         self._mover_lane: Lane[do.Seal | do.Pull] = Lane("mover", self._move, crashed)
         self._moving = ""
         """The handoff that the mover is at, or was at last."""
@@ -126,7 +130,7 @@ class NodeHost:
             on_crash=crashed,
             on_registered=self._registered,
             on_lost=lambda: self._post(on.RegistrationLost()),
-            on_refused=self._emergency.refused,
+            on_refused=partial(end_refused, nodename),
             on_draining=lambda: self._post(on.DrainAsked(settings.drain_timeout_s)),
             on_ledger_restarted=lambda: self._post(on.LedgerRestarted()),
             after_beat=self._after_beat,
@@ -135,7 +139,7 @@ class NodeHost:
         self._pulse = Pulse("node", self._thread.is_alive)
         lanes = (self._engine_lane, self._mover_lane, self._ledger_lane, self._bells)
         self._watchdog = Watchdog(
-            (*lanes, Pulse("link", lambda: self._link.alive), self._pulse),
+            (*lanes, self._link, self._heartbeat, self._pulse),
             settings.engine_stall_s,
             settings.heartbeat_s,
             crashed,
@@ -170,9 +174,9 @@ class NodeHost:
         in_time = self._wait_idle(timeout_s)
         if not in_time:
             self._post(on.HandBackAsked())
-            in_time = self._wait_idle(LAST_WORDS_S)
+            in_time = self._wait_idle(self._last_words_s)
         self._heartbeat.close()
-        self._leave_registry(LAST_WORDS_S if in_time else 0.0)
+        self._leave_registry(self._last_words_s if in_time else 0.0)
         return in_time
 
     def _leave_registry(self, within_s: float) -> None:
@@ -180,8 +184,7 @@ class NodeHost:
         that back first. Left in our name, it would count as lost with its node."""
         until = time.monotonic() + within_s
         while self._say(Deregister(self._node.incarnation)) is NodeStatus.REFUSED and time.monotonic() < until:
-            with self._changed:
-                self._changed.wait_for(lambda: False, _LOOK_AGAIN_S)
+            time.sleep(_LOOK_AGAIN_S)  # nothing tells when the ledger has let go
 
     def hand_back(self) -> None:
         """Let a drain that is under way take no more time. From any thread; returns at once."""
@@ -300,6 +303,10 @@ class NodeHost:
 
     # the other lanes
 
+    def _between_steps(self, what: Callable[[], None]) -> None:
+        """For the mover, which waits for the engine here: a step that never ends is not the mover's fault."""
+        self._engine_lane.between_steps(what, self._mover_lane.entered)
+
     def _ask(self, questions: list[do.Ask]) -> None:
         """All questions that wait, in one round trip; each is answered, or not, for itself."""
         answers = self._ledger.execute_many([question.command for question in questions])
@@ -324,12 +331,9 @@ class NodeHost:
 
     def _after_beat(self) -> None:
         self._link.version = self._heartbeat.version
-        if self._heartbeat.registered:
-            self._emergency.accepted()
         self._transport.forget_gone()
 
     def _registered(self) -> None:
-        self._emergency.accepted()
         self._link.version = self._heartbeat.version
         self._post(on.Registered())
 

@@ -155,6 +155,9 @@ class NodePool(BasePool):  # type: ignore[misc]
             apply_target(target, args, kwargs, callback)
         except Exception:
             logger.exception("task %s could not be finished", args[1])
+            request = state.requests.get(args[1])
+            if request is not None:  # else it would count as in flight for ever
+                state.task_ready(request)
         finally:
             self._wake()
 

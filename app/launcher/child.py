@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -124,7 +125,7 @@ class Child:
 def trim_log(log: Path) -> None:
     """Move a log that has grown large to ``….1``. The child keeps appending to the same, now empty, file."""
     if log.exists() and log.stat().st_size > _LOG_KEPT_BYTES:
-        log.with_suffix(".log.1").write_bytes(log.read_bytes())
+        shutil.copyfile(log, log.with_suffix(".log.1"))
         os.truncate(log, 0)
 
 

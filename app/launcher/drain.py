@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import quote
 
 from app.errors import BatonError
-from app.launcher.status import get_json
+from app.launcher.status import NothingAnswers, get_json
 from app.launcher.wakeup import Deadline
 from app.schemas import Health
 from app.settings import Settings
@@ -40,9 +40,12 @@ def drain(settings: Settings, node: str, wait_s: float) -> dict[str, Any]:
 
 
 def _look(settings: Settings, last: dict[str, Any]) -> dict[str, Any]:
-    status, cluster = get_json(settings, "/cluster")
+    try:
+        status, cluster = get_json(settings, "/cluster")
+    except NothingAnswers:
+        return last  # web is away for a moment
     if status != http.client.OK:
-        return last  # the ledger is away for a moment
+        return last  # the ledger is
     for node in cluster["nodes"]:
         if node["incarnation"] == last["incarnation"]:
             return dict(node)

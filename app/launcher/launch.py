@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from app.bells import Bells
+from app.bells import BellLane, Bells
 from app.errors import LedgerError, LedgerForeign, StartupError
 from app.launcher import checks
 from app.launcher.child import ChildExit, last_lines
@@ -68,7 +68,8 @@ class Launch:
         self._say = say
         # Passed on as it is; what Baton itself reads of it is read in settings.py.
         self._environment = child_environment(os.environ, settings)
-        self._bells = Bells(settings)
+        self._bells = BellLane(Bells(settings), self._lane_died)
+        self._bells.start()
         self._ledger = connect(settings)
         self._reporter = ExitReporter(lambda: connect(settings), self._bells.ring)
         self._names: list[str] = []
@@ -103,9 +104,10 @@ class Launch:
             self._supervisor.stop(stop_budgets_s(drain_s), hurry_s)
             self._reporter.close(_LAST_REPORTS_S)
             self._ledger.close()
-            self._bells.close()
-            if self._embedded_port:
-                (self._data / "lock").unlink(missing_ok=True)  # its server has ended
+            self._bells.close(_LAST_REPORTS_S)
+
+    def _lane_died(self, name: str, error: BaseException) -> None:
+        self._say(f"{name}: {type(error).__name__}: {error}; bells are left to the scan")
 
     def _report(self, ended: ChildExit) -> None:
         if ended.incarnation:

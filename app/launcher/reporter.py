@@ -29,7 +29,7 @@ class ExitReporter:
 
     Args:
         connect: makes a ledger connection; called in the thread.
-        ring: rings a bell for what the report put back into the queue.
+        ring: rings a bell for what the report put back into the queue; does not wait for the broker.
         try_for_s: how long one report is tried. Later the node's silence says the same.
     """
 
@@ -66,6 +66,9 @@ class ExitReporter:
                     if deadline.passed or self._closing.wait(min(_RETRY_S, deadline.left_s)):
                         log.warning("exit of %s not reported: %s", incarnation, error)
                         break
+                except Exception:  # whatever it is, the next exit is reported all the same
+                    log.exception("exit of %s not reported", incarnation)
+                    break
                 else:
                     break
         if ledger is not None:

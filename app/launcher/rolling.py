@@ -124,9 +124,9 @@ class Rolling:
     def _web_workers(self) -> set[int]:
         try:
             children = psutil.Process(self._supervisor.pids["web"]).children()
-            return {child.pid for child in children if EXIT_REPORT not in child.cmdline()}
-        except (KeyError, psutil.NoSuchProcess):  # it ended just now; its successor has nobody of its time
-            return set()
+        except (KeyError, psutil.NoSuchProcess):
+            raise RollingStopped("web has just ended by itself") from None
+        return {child.pid for child in children if _is_web_worker(child)}
 
     def _registered(self, pids: set[int]) -> set[int]:
         try:
@@ -142,3 +142,10 @@ class Rolling:
             if deadline.passed:
                 raise RollingStopped(f"waited {within_s:g} s for {what}")
             self._wait(_LOOK_EVERY_S)
+
+
+def _is_web_worker(child: psutil.Process) -> bool:
+    try:
+        return EXIT_REPORT not in child.cmdline()
+    except psutil.NoSuchProcess:  # ended, reaped or not
+        return False

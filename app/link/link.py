@@ -40,6 +40,8 @@ class Link:
         self.incarnation = incarnation
         self.version = SPOKEN.oldest
         """How messages are written: what the ledger last said."""
+        self.entered_at = 0.0
+        """When the thread began what it is at; 0 while it waits. For a watchdog."""
         self._on_crash = on_crash
         self._context = self._new_context()
         try:
@@ -113,7 +115,9 @@ class Link:
             poller.register(self._incoming.socket, zmq.POLLIN)
             poller.register(self._wake_out, zmq.POLLIN)
             self._outgoing.register(poller)
+            self.entered_at = 0.0
             ready = dict(poller.poll(self._wait_ms()))
+            self.entered_at = time.monotonic()
             if self._wake_out in ready:
                 self._drain_wakes()
             while self._todo:

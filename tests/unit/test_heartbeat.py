@@ -76,7 +76,7 @@ def calls() -> Calls:
 def beat(ledger: Gate, calls: Calls) -> Iterator[Callable[..., HeartbeatThread]]:
     made: list[HeartbeatThread] = []
 
-    def make(node: NodeInfo = NODE, **more: Any) -> HeartbeatThread:
+    def make(node: NodeInfo = NODE, patience_s: float = 0.0, **more: Any) -> HeartbeatThread:
         told: dict[str, Any] = {
             "ring": calls("ring"),
             "on_crash": calls("crash"),
@@ -87,6 +87,7 @@ def beat(ledger: Gate, calls: Calls) -> Iterator[Callable[..., HeartbeatThread]]
             "after_beat": calls("after"),
         }
         made.append(HeartbeatThread(SETTINGS, ledger, node, Gauges, **(told | more)))
+        made[-1]._refused_for_s = patience_s
         made[-1].start()
         return made[-1]
 
@@ -168,6 +169,14 @@ def test_a_refusal_is_kept_for_people_and_ends_when_its_reason_does(
     ledger.execute(Deregister("p"))
     assert heart.wait_registered(5)
     assert heart.refusal == ""
+
+
+def test_a_refusal_that_may_pass_ends_nothing(beat: Any, ledger: Gate, calls: Calls) -> None:
+    ledger.execute(Register(NodeInfo(incarnation="p", role="prefill", name="p1", pid=1, host="h", model="two"), 60_000))
+    heart = beat(patience_s=3600.0)
+    wait_for(lambda: len(calls.made) > 3)
+    assert heart.refusal != ""
+    assert set(calls.made) == {"after"}
 
 
 def test_a_ledger_that_went_on_to_another_version_is_a_refusal(beat: Any, ledger: Gate, calls: Calls) -> None:

@@ -39,6 +39,8 @@ from workers.host import NodeHost
 
 STALL_S = 0.5
 HEARTBEAT_S = 0.02
+LAST_WORDS_S = 3.0
+"""A ledger call that is not answered takes 2 s."""
 LOCATION = KVLocation(pid=1, fd=1, incarnation="peer", num_blocks=4, block_bytes=4096, layout="layout")
 LIMITS = Limits(3, 10, 60_000, 60_000, 60_000)
 WORK = Work("u", "u", 1, "f", (5, 6), (7,), SamplingParams(seed=1, max_tokens=4))
@@ -242,7 +244,7 @@ def test_a_lane_without_progress_ends_the_process_though_heartbeats_go_on(rig: R
         wait_for(lambda: rig.crashes)
         assert rig.crashes == [(lane, TimeoutError)]
         assert time.monotonic() - began >= STALL_S
-        assert rig.last_resorts[-1] <= 2, "nothing that is still to be said holds the end up for longer"
+        assert rig.last_resorts[-1] <= LAST_WORDS_S, "nothing that is still to be said holds the end up for longer"
         assert healths(rig)[-1] == "unhealthy"
         assert healths(rig) == sorted(healths(rig)), "once unhealthy, never healthy again"
         assert rig.health() == "unknown", "what has left the ledger is given nothing more"
@@ -319,7 +321,7 @@ def test_a_ledger_that_is_away_does_not_keep_a_broken_node_alive(rig: Rig, monke
         assert shown.wait(5)
     threading.Event().wait(5 * HEARTBEAT_S)
     assert not rig.host.wants_bells, "it takes nothing more"
-    assert rig.last_resorts[-1] <= 2, "the watchdog, which still looks, does not put the end off"
+    assert rig.last_resorts[-1] <= LAST_WORDS_S, "the watchdog, which still looks, does not put the end off"
 
 
 def test_a_node_that_ends_says_so_once_however_many_of_its_parts_fail(rig: Rig) -> None:

@@ -67,7 +67,7 @@ class FailingHost(NodeHost):
         engine.step = partial(self._step, engine.step)  # type: ignore[method-assign]
         super().__init__(settings, role, nodename, engine, incarnation, ledger, on_room)
         self._halving = HalvingTransport(self._transport, self._orders)
-        self._mover = Mover(engine, self._halving, self._engine_lane.between_steps)
+        self._mover = Mover(engine, self._halving, self._between_steps)
 
     def _ask(self, questions: list[do.Ask]) -> None:
         for question in questions:

@@ -21,6 +21,9 @@ for _, uid in ipairs(due('deadlines', int(now))) do
     local failure = redis.call('HGET', P .. 'rec:' .. uid, 'last_failure') or ''
     end_request(r, 'EXPIRED', { error_code = 'queue_timeout', error_detail = failure })
     expired[#expired + 1] = uid
+  elseif r and r.state == 'PREFILLING' and r.lease == '' then -- another attempt would only wait as long again
+    end_request(r, 'EXPIRED', { error_code = 'first_token_timeout', error_detail = 'no decode node took it in time' })
+    expired[#expired + 1] = uid
   elseif r and r.state == 'PREFILLING' then
     end_attempt(r, 'failure', 'first_token_timeout', '', 'EXPIRED')
     expired[#expired + 1] = uid

@@ -133,8 +133,12 @@ def _expire(store: Store) -> tuple[list[str], bool]:
         record = store.records[uid]
         if record.state is RequestState.QUEUED:
             end_request(store, record, RequestState.EXPIRED, code=QUEUE_TIMEOUT, detail=record.last_failure)
+            continue
+        timeout = FailureReason.FIRST_TOKEN_TIMEOUT
+        if not record.lease:  # another attempt would only wait as long again
+            detail = "no decode node took it in time"
+            end_request(store, record, RequestState.EXPIRED, code=timeout, detail=detail)
         else:
-            timeout = FailureReason.FIRST_TOKEN_TIMEOUT
             end_attempt(store, record, FailureKind.FAILURE, timeout, "", unused_lease=LeaseState.EXPIRED)
     return due, len(due) == PER_KIND
 

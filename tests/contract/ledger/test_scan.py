@@ -44,9 +44,20 @@ def test_a_first_token_that_never_comes_releases_the_lease_and_fails_the_attempt
 
 def test_the_last_attempt_without_a_first_token_fails_with_that_reason(world: World) -> None:
     world.prefilling(first_token_timeout_ms=1_000, max_attempts=1)
+    world.reserve("l")
     world.advance(1_000)
     world.scan()
     assert (world.state(), world.read("u").error_code) == ("FAILED", "first_token_timeout")
+
+
+def test_what_no_decode_node_takes_waits_no_longer_than_for_one_first_token(world: World) -> None:
+    world.prefilling(first_token_timeout_ms=300_000)
+    world.advance(300_000)
+    answer = world.scan()
+    read = world.read("u")
+    assert (answer.expired, answer.bells) == (("u",), ())
+    assert (read.state, read.error_code, read.failures) == ("EXPIRED", "first_token_timeout", 0)
+    assert world.owned("p") == set()
 
 
 def test_a_silent_prefill_node_loses_what_it_owns(world: World) -> None:
