@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.protocol.commands import Heartbeat, NodeStatus, Register
+from app.ledger.api import Ledger
+from app.protocol.commands import Drain, Heartbeat, NodeAnswer, NodeStatus, Register
 from app.schemas import Gauges, Health, NodeInfo
-from tests.api.conftest import Rig
+from tests.api.conftest import MakeRig, Rig
 from tests.api.test_surface import error_of
 
 
@@ -72,3 +73,25 @@ def test_web_and_control_have_nothing_to_drain(rig: Rig) -> None:
     name = next(node["name"] for node in rig.get("/cluster").json["nodes"] if node["role"] == "web")  # type: ignore[index]
     assert "only prefill and decode" in error_of(drain(rig, name), 400, "invalid_value")["message"]
     assert rig.complete().status_code == 200
+
+
+class Slow:
+    """A ledger that has a drain in its hands only when it may not be applied any more."""
+
+    def __init__(self, inner: Ledger) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def execute(self, command: Any) -> Any:
+        return NodeAnswer(NodeStatus.LATE, 0) if isinstance(command, Drain) else self.inner.execute(command)
+
+
+def test_a_drain_that_the_ledger_did_not_take_in_time_is_an_error_to_try_again_on(make_rig: MakeRig) -> None:
+    slow: Any = Slow
+    rig = make_rig(wrap=slow)
+    answer = drain(rig, "decode1")
+    error_of(answer, 503, "service_unavailable")
+    assert (answer.headers["x-should-retry"], answer.headers["Retry-After"]) == ("true", "1")
+    assert shown(rig, "decode1")["health"] == "healthy"

@@ -6,13 +6,12 @@ import contextlib
 import os
 import subprocess
 import sys
-import time
 
 import pytest
 
 from app.launcher.plan import SOURCE_ROOT
 
-SELFISH = "ctypes.PyDLL(None).sleep(60)"
+SELFISH = "ctypes.PyDLL(None).sleep(10)"
 """Keeps the interpreter's lock: no other thread of the process runs any more."""
 
 
@@ -23,12 +22,10 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.parametrize("stuck", [SELFISH, "time.sleep(60)"])
+@pytest.mark.parametrize("stuck", [SELFISH, "time.sleep(10)"])
 def test_a_process_ends_when_nobody_puts_its_end_off_and_tells_where_it_stood(stuck: str) -> None:
-    began = time.monotonic()
     ended = run(f"end_in(0.2)\n{stuck}")
     assert ended.returncode == 1
-    assert time.monotonic() - began < 20
     assert 'File "<string>", line 4' in ended.stderr
 
 

@@ -380,6 +380,17 @@ def test_a_node_that_the_ledger_was_asked_to_drain_says_so_and_stops_at_once_whe
     assert rig.health() == "unknown"
 
 
+def test_a_node_is_drained_only_once_it_holds_nothing(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(type(rig.host._machine), "idle", False)
+        rig.ledger.execute(Drain("me"))
+        wait_for(lambda: rig.health() not in ("healthy", "unknown"))
+        assert rig.health() == "draining"
+        assert not rig.host._wait_idle(0)
+    rig.host._post(on.Stopped("nothing"))
+    wait_for(lambda: rig.health() == "drained")
+
+
 def test_what_the_ledger_gives_a_draining_node_late_is_handed_back_before_it_leaves(comparing_rig: Rig) -> None:
     rig = comparing_rig
     machine: Any = rig.host._machine

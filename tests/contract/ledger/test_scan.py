@@ -30,6 +30,18 @@ def test_a_request_queued_for_too_long_expires(world: World) -> None:
     assert world.scan().expired == ()
 
 
+def test_only_the_time_in_the_queue_counts_and_it_adds_up(world: World) -> None:
+    world.admit("u", queue_timeout_ms=5_000)
+    world.advance(3_000)
+    world.claim("f")
+    world.advance(4_000)
+    world.fail("u")
+    world.advance(1_999)
+    assert world.scan().expired == ()
+    world.advance(1)
+    assert world.scan().expired == ("u",)
+
+
 def test_a_first_token_that_never_comes_releases_the_lease_and_fails_the_attempt(world: World) -> None:
     world.prefilling(first_token_timeout_ms=300_000)
     world.reserve("l")

@@ -1,0 +1,140 @@
+"""Guards of web against too many clients, and against those that have gone."""
+
+from tests.mutants.mutant import Edit, Mutant, ledger, lua, twin
+
+_CLIENT = "tests/unit/web/test_client.py::"
+_SERVER = "tests/api/test_server.py::"
+_RECONNECT = "tests/api/test_reconnect.py::"
+_ANSWERS = "tests/api/test_answers.py::"
+_OVERLOAD = "tests/api/test_overload.py::"
+_SCAN = "tests/contract/ledger/test_scan.py::"
+
+
+def _client(old: str, new: str) -> tuple[Edit, ...]:
+    return (Edit("web/client.py", old, new),)
+
+
+def _admission(old: str, new: str) -> tuple[Edit, ...]:
+    return (Edit("web/admission.py", old, new),)
+
+
+CLIENTS = (
+    Mutant(
+        "client-looked-at",
+        "what nobody waits for is not computed: a client that goes while nothing is written is noticed",
+        (Edit("web/relay.py", "if client.gone():", "if False:"),),
+        (f"{_SERVER}test_a_client_that_goes_before_the_first_token_is_noticed",),
+    ),
+    Mutant(
+        "client-closed",
+        "a connection that the client has closed is seen",
+        _client('socket.MSG_PEEK | socket.MSG_DONTWAIT) == b""', "socket.MSG_PEEK | socket.MSG_DONTWAIT) is None"),
+        (f"{_CLIENT}test_a_client_is_gone_when_it_has_closed",),
+    ),
+    Mutant(
+        "client-pipelines",
+        "a client that has sent its next request already is there, and loses no byte of it",
+        _client("socket.MSG_PEEK | socket.MSG_DONTWAIT", "socket.MSG_DONTWAIT"),
+        (f"{_CLIENT}test_a_client_is_gone_when_it_has_closed",),
+        also=("TimeoutError",),
+    ),
+    Mutant(
+        "client-asked-without-waiting",
+        "looking at one client does not hold its answer up, nor take it for gone",
+        _client("if not _has_something(self._socket):", "if False:"),
+        (f"{_CLIENT}test_a_client_that_is_there_is_asked_without_waiting_though_its_socket_has_a_timeout",),
+    ),
+    Mutant(
+        "client-machine-asked",
+        "promise 2: a client whose machine is gone is noticed while nothing is on its way to it",
+        _client("connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)", "pass"),
+        (f"{_CLIENT}test_the_kernel_asks_a_silent_machine_and_gives_it_up_within_ten_seconds",),
+    ),
+    Mutant(
+        "client-machine-asked-often",
+        "and within ten seconds, not the system's two hours",
+        _client("for name, value in _KEEPALIVE.items():", "for name, value in ():"),
+        (f"{_CLIENT}test_the_kernel_asks_a_silent_machine_and_gives_it_up_within_ten_seconds",),
+    ),
+    Mutant(
+        "client-machine-silent",
+        "promise 2: and while something is",
+        _client("silent_ms > 1000 * _SILENT_S", "False"),
+        (f"{_CLIENT}test_a_machine_is_gone_that_has_acknowledged_nothing_for_long_of_what_is_on_its_way",),
+    ),
+    Mutant(
+        "client-machine-idle",
+        "a client that waits for its first token in silence is not taken for gone",
+        _client("return bool(sent_again and on_their_way) and", "return"),
+        (f"{_CLIENT}test_a_machine_is_gone_that_has_acknowledged_nothing_for_long_of_what_is_on_its_way",),
+    ),
+    Mutant(
+        "client-gone-said",
+        "promise 3: the ledger hears that nobody waits any more",
+        _admission("if not ended: services.node.say_farewell(", "if False:\n        services.node.say_farewell("),
+        (f"{_RECONNECT}test_without_a_key_or_without_grace_the_last_one_gone_aborts_at_once",),
+    ),
+    Mutant(
+        "client-place-given-back",
+        "whoever goes gives the place back",
+        _admission(
+            "services.node.mailboxes.close(job.uid, job.watcher.connection) services.seats.release()",
+            "services.node.mailboxes.close(job.uid, job.watcher.connection)",
+        ),
+        (f"{_ANSWERS}test_a_full_queue_and_full_seats_say_when_to_come_back",),
+    ),
+    Mutant(
+        "overload-refused-gives-back",
+        "and so does who is refused",
+        _admission("except BaseException: services.seats.release() raise", "except BaseException:\n        raise"),
+        (f"{_RECONNECT}test_an_attached_answer_takes_a_place_as_every_other",),
+    ),
+    Mutant(
+        "overload-places",
+        "health checks and refusals are always served: answers take no more than their places",
+        _admission(
+            "if not services.seats.acquire(blocking=False):", "if not services.seats.acquire(timeout=0) and False:"
+        ),
+        (f"{_RECONNECT}test_an_attached_answer_takes_a_place_as_every_other",),
+        also=("ValueError",),
+    ),
+    Mutant(
+        "overload-is-429",
+        "a full queue says that it is full",
+        (Edit("web/refusals.py", "if status is AdmitStatus.FULL:", "if False:"),),
+        (f"{_OVERLOAD}test_a_full_queue_refuses_at_once_and_takes_again_what_fits",),
+    ),
+    Mutant(
+        "overload-come-back-later",
+        "who is refused hears when to come back",
+        (Edit("web/errors.py", "if error.retry_after_s is not None:", "if False:"),),
+        (f"{_OVERLOAD}test_a_full_queue_refuses_at_once_and_takes_again_what_fits",),
+        also=("KeyError",),
+    ),
+    Mutant(
+        "overload-retry-only-what-helps",
+        "official clients do not repeat what cannot succeed",
+        (Edit("web/errors.py", '"true" if error.retry_helps else "false"', '"true"'),),
+        (f"{_ANSWERS}test_of_fifty_with_one_id_one_is_served",),
+    ),
+    ledger(
+        "overload-queue-timeout",
+        "promise 2: what waited too long for a place ends as EXPIRED, and is no attempt that failed",
+        lua=(lua("if r and r.state == 'QUEUED' then", "if false then", where="scan.lua"),),
+        twin=(twin("if record.state is RequestState.QUEUED: end_request(", "if False:\n            end_request("),),
+        tests=(f"{_SCAN}test_a_request_queued_for_too_long_expires",),
+        also=("KeyError", "IllegalMove"),
+    ),
+    ledger(
+        "overload-queue-time-adds-up",
+        "promise 2: a request that is requeued gets no new time to wait",
+        lua=(lua("now + r.queue_timeout - r.waited", "now + r.queue_timeout"),),
+        twin=(
+            twin(
+                "store.time + record.limits.queue_timeout_ms - record.waited",
+                "store.time + record.limits.queue_timeout_ms",
+            ),
+        ),
+        tests=(f"{_SCAN}test_only_the_time_in_the_queue_counts_and_it_adds_up",),
+    ),
+)
