@@ -18,7 +18,8 @@ from app.ledger.memory import MemoryLedger
 from app.settings import Settings, load_settings
 from app.valkey import EmbeddedValkey
 from tests.api.server import StartWeb, Web
-from tests.api.support import HeardBells, Script, ScriptedWorker, say, toy_model, toy_settings, wait_for
+from tests.api.support import HeardBells, Script, ScriptedWorker, say, toy_model, toy_settings
+from tests.waiting import wait_for
 from web import create_app
 from web.services import KEY, Services
 

@@ -18,7 +18,8 @@ from app.launcher.rolling import EXIT_REPORT
 from app.ledger.redis import RedisLedger, connect
 from app.protocol.commands import Snapshot
 from app.settings import Settings
-from tests.api.support import Script, ScriptedWorker, wait_for
+from tests.api.support import Script, ScriptedWorker
+from tests.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 

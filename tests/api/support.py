@@ -1,9 +1,8 @@
-"""Stand-ins for tests of web: a toy model, a worker that follows a script through the real ledger, and waiting."""
+"""Stand-ins for tests of web: a toy model, a worker that follows a script through the real ledger."""
 
 from __future__ import annotations
 
 import threading
-import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -79,15 +78,6 @@ def toy_settings(**overrides: object) -> Settings:
 def ids(text: str) -> list[int]:
     """What the toy tokenizer makes of text without special tokens: its bytes."""
     return list(text.encode())
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
-    """Wait until ``condition`` holds, or fail."""
-    deadline = time.monotonic() + timeout_s
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        pause.wait(0.01)
 
 
 @dataclass

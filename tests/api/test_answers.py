@@ -17,8 +17,9 @@ from app.errors import LedgerError, LedgerUnavailable, LedgerUnknown
 from app.ledger.api import Ledger
 from app.protocol.commands import Abort, Admit, Cluster, Deregister, Detach, EmitStatus, Event, Heartbeat, Work
 from tests.api.conftest import MakeRig, Rig, chunks
-from tests.api.support import IM_END, Fail, Send, Step, Wait, ids, say, wait_for
+from tests.api.support import IM_END, Fail, Send, Step, Wait, ids, say
 from tests.api.test_surface import error_of
+from tests.waiting import wait_for
 
 TEXT = "Grüße, 世界! 🙂 done"
 

@@ -18,8 +18,9 @@ from app.schemas import Gauges, NodeInfo, Role
 from tests.api.conftest import MakeRig, Rig, chunks
 from tests.api.keyed import records
 from tests.api.server import StartWeb, Web, body
-from tests.api.support import IM_END, Fail, Send, Step, Wait, ids, say, wait_for
+from tests.api.support import IM_END, Fail, Send, Step, Wait, ids, say
 from tests.api.test_surface import LedgerGate, error_of
+from tests.waiting import wait_for
 
 
 def start_node(rig: Rig, name: str, role: Role, ttl_ms: int = 60_000) -> None:

@@ -11,8 +11,9 @@ from werkzeug.test import TestResponse
 
 from tests.api.conftest import MakeRig, Rig, chunks
 from tests.api.keyed import KEY, TEXT, Held, joined, read_rest, records, replayed, start, text_of, watchers
-from tests.api.support import Fail, say, wait_for
+from tests.api.support import Fail, say
 from tests.api.test_surface import error_of
+from tests.waiting import wait_for
 
 
 @pytest.mark.parametrize("stream", [False, True])

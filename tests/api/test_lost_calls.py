@@ -15,8 +15,9 @@ from app.ledger.api import Ledger
 from app.protocol.commands import Abort, Admit, Attach, Detach, Scan, Snapshot, Work
 from tests.api.conftest import MakeRig, Rig, chunks
 from tests.api.keyed import joined, records, watchers
-from tests.api.support import Step, Wait, ids, say, wait_for
+from tests.api.support import Step, Wait, ids, say
 from tests.api.test_answers import Around
+from tests.waiting import wait_for
 
 RETRYABLE = {"service_unavailable", "request_expired"}
 

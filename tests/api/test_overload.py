@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.api.conftest import MakeRig, Rig, chunks
-from tests.api.support import ScriptedWorker, say, wait_for
+from tests.api.support import ScriptedWorker, say
 from tests.api.test_surface import error_of
+from tests.waiting import wait_for
 
 
 def test_a_request_that_expires_after_its_headers_went_out_ends_with_an_error_event(

@@ -13,9 +13,10 @@ from app.errors import LedgerUnavailable, LedgerUnknown
 from app.protocol.commands import Abort, Admit, AdmitStatus, Attach, Cluster, Detach, ReportExit, Scan
 from tests.api.conftest import MakeRig, Rig, chunks
 from tests.api.keyed import KEY, TEXT, Held, joined, read_rest, records, replayed, start, text_of, watchers
-from tests.api.support import IM_END, Send, Wait, ids, wait_for
+from tests.api.support import IM_END, Send, Wait, ids
 from tests.api.test_answers import Around
 from tests.api.test_surface import error_of
+from tests.waiting import wait_for
 from web import admission
 
 

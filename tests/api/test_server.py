@@ -16,7 +16,8 @@ import pytest
 from app.protocol.commands import Cluster
 from tests.api.conftest import chunks
 from tests.api.server import HI, StartWeb, Web, body
-from tests.api.support import IM_END, Fail, Send, Wait, ids, say, wait_for
+from tests.api.support import IM_END, Fail, Send, Wait, ids, say
+from tests.waiting import wait_for
 
 
 def test_the_official_client_reads_every_kind_of_answer(start_web: StartWeb) -> None:

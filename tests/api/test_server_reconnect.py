@@ -11,7 +11,8 @@ import pytest
 from app.protocol.commands import AbortStatus, Cluster, Detach, Snapshot, Watcher
 from tests.api.keyed import KEY, TEXT, Held, joined
 from tests.api.server import StartWeb, Web, body
-from tests.api.support import Send, Wait, ids, say, wait_for
+from tests.api.support import Send, Wait, ids, say
+from tests.waiting import wait_for
 
 R1 = {**KEY, "X-Request-Id": "r1"}
 

@@ -19,8 +19,9 @@ from app.schemas import NodeInfo
 from app.versions import SPOKEN
 from tests.api.conftest import chunks
 from tests.api.server import ROOT, StartWeb, Web, body
-from tests.api.support import IM_END, Send, Wait, ids, say, wait_for
+from tests.api.support import IM_END, Send, Wait, ids, say
 from tests.api.test_server import web_nodes
+from tests.waiting import wait_for
 
 
 def replace(web: Web, *, until_gone: bool = True) -> None:

@@ -14,7 +14,8 @@ from app.ledger.memory import MemoryLedger
 from app.protocol.commands import ReadStatus, Register, SnapshotAnswer
 from app.schemas import NodeInfo
 from tests.api.conftest import MakeRig, Rig, wall_ms
-from tests.api.support import IM_END, Fail, ScriptedWorker, Send, Wait, ids, say, wait_for
+from tests.api.support import IM_END, Fail, ScriptedWorker, Send, Wait, ids, say
+from tests.waiting import wait_for
 from web.requests_api import _describe
 
 

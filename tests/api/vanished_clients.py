@@ -19,7 +19,8 @@ import pytest
 
 from app.protocol.commands import Work
 from tests.api.server import StartWeb, Web, body
-from tests.api.support import IM_END, Send, Step, ids, wait_for
+from tests.api.support import IM_END, Send, Step, ids
+from tests.waiting import wait_for
 
 NOTICED_S = 10.0
 CABLE = "cable"

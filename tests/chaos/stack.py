@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from redis import Redis
 from tests.chaos.baseline import Usage, grown, in_use, left_in_ledger, usages
 from tests.chaos.clients import GREEDY, Expected, Stream, greedy, sampled, undisturbed
 from tests.integration.baton import START_S, Baton
+from tests.waiting import wait_for
 from workers.failpoints.orders import ARMED, Action, Order
 
 OPTIONS = ("--prefill", "2", "--decode", "2", "--num-blocks", "320", "--max-num-seqs", "32")
@@ -162,11 +162,3 @@ class Stack:
             _CALM_S,
             lambda: f"more open than before: {grown(self.usages, usages(self.baton))}",
         )
-
-
-def wait_for(condition: Any, within_s: float, tell: Any) -> None:
-    """Wait until ``condition()``; ``tell`` (or what it returns) says what did not come."""
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, tell() if callable(tell) else tell
-        time.sleep(0.01)

@@ -17,7 +17,7 @@ import pytest
 
 from tests.chaos.asked import Asked
 from tests.chaos.server_faults import WORKERS, Cluster, ReadyWatch
-from tests.chaos.stack import wait_for
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.chaos, pytest.mark.model, pytest.mark.matrix, pytest.mark.timeout(240)]
 

@@ -20,7 +20,8 @@ import pytest
 from app.launcher.plan import SOURCE_ROOT
 from app.valkey import EmbeddedValkey
 from app.versions import SPOKEN
-from tests.integration.by_hand import Web, free_port, wait_for
+from tests.integration.by_hand import Web, free_port
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.model, pytest.mark.matrix, pytest.mark.short, pytest.mark.timeout(400)]
 

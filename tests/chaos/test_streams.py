@@ -10,8 +10,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.chaos.clients import GREEDY, Stream, greedy, sampled, undisturbed
-from tests.chaos.stack import Stack, wait_for
+from tests.chaos.stack import Stack
 from tests.chaos.table import NOTES
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.chaos, pytest.mark.model, pytest.mark.matrix, pytest.mark.short, pytest.mark.timeout(300)]
 

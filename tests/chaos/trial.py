@@ -12,8 +12,9 @@ import psutil
 from app.schemas import Role
 from tests.chaos.clients import GREEDY, Expected, Stream, greedy
 from tests.chaos.records import Watch, uid_of
-from tests.chaos.stack import Stack, wait_for
+from tests.chaos.stack import Stack
 from tests.chaos.table import ROWS, Row
+from tests.waiting import wait_for
 from workers.failpoints.orders import Action, Order, Point
 
 VICTIM = GREEDY[6]

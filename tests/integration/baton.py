@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from typing import Any
 import psutil
 
 from app.launcher.plan import SOURCE_ROOT
+from tests.waiting import wait_for
 
 START_S = 180.0
 """Two cores that others use too."""
@@ -51,14 +51,14 @@ class Baton:
         return self.output.read_text()
 
     def wait_for(self, condition: Callable[[], object], within_s: float) -> None:
-        deadline = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < deadline, f"waited {within_s} s in vain; it printed:\n{self.text}"
-            try:
-                self.process.wait(0.1)
-            except subprocess.TimeoutExpired:
-                continue
-            assert condition(), f"it ended with {self.process.returncode}; it printed:\n{self.text}"
+        def came_true() -> bool:
+            ended = self.process.poll() is not None
+            met = bool(condition())
+            assert met or not ended, f"it ended with {self.process.returncode}; it printed:\n{self.text}"
+            return met
+
+        in_vain = f"waited {within_s} s in vain; it printed:\n"
+        wait_for(came_true, within_s, lambda: in_vain + self.text, look_every_s=0.1)
 
     def printed(self, start_of_line: str) -> bool:
         return f"\n{start_of_line}" in "\n" + self.text

@@ -5,30 +5,12 @@ from __future__ import annotations
 import http.client
 import json
 import socket
-import subprocess
-import time
-from collections.abc import Callable
 
 
 def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def wait_for(condition: Callable[[], bool], within_s: float, tell: Callable[[], str]) -> None:
-    deadline = time.monotonic() + within_s
-    tick = subprocess.Popen(["sleep", "infinity"])
-    try:
-        while not condition():
-            assert time.monotonic() < deadline, tell()
-            try:
-                tick.wait(0.2)
-            except subprocess.TimeoutExpired:
-                continue
-    finally:
-        tick.kill()
-        tick.wait()
 
 
 class Web:

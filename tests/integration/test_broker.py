@@ -16,8 +16,8 @@ from app.broker import broker_options
 from app.launcher.plan import SOURCE_ROOT
 from app.settings import Settings
 from app.valkey import EmbeddedValkey
-from tests.integration.by_hand import wait_for
 from tests.integration.proxy import Proxy
+from tests.waiting import wait_for
 
 START_S = 40.0
 CONSUMES_S = 20.0

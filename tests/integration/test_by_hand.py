@@ -15,7 +15,8 @@ import pytest
 
 from app.launcher.plan import SOURCE_ROOT
 from app.valkey import EmbeddedValkey
-from tests.integration.by_hand import Web, free_port, wait_for
+from tests.integration.by_hand import Web, free_port
+from tests.waiting import wait_for
 
 pytestmark = [pytest.mark.model, pytest.mark.timeout(300)]
 

@@ -18,6 +18,7 @@ from app.protocol.commands import Admit, Bell, Cluster, Deregister, Drain, Heart
 from app.schemas import Gauges, NodeInfo, SamplingParams
 from app.settings import load_settings
 from app.versions import SPOKEN
+from tests.waiting import wait_for
 
 SETTINGS = load_settings(heartbeat_s=0.01, node_ttl_s=5.0)
 NODE = NodeInfo(incarnation="n", role="web", name="web-n", pid=1, host="h", model="one")
@@ -25,13 +26,6 @@ NODE = NodeInfo(incarnation="n", role="web", name="web-n", pid=1, host="h", mode
 
 def wall_ms() -> int:
     return time.time_ns() // 1_000_000
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
-    deadline, pause = time.monotonic() + timeout_s, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        pause.wait(0.005)
 
 
 class Gate(MemoryLedger):

@@ -35,6 +35,7 @@ from app.protocol.commands import (
 from app.protocol.messages import PullResult
 from app.schemas import KVLocation, NodeInfo, SamplingParams
 from app.settings import load_settings
+from tests.waiting import wait_for
 from workers.host import NodeHost
 
 STALL_S = 0.5
@@ -183,13 +184,6 @@ def comparing_rig(monkeypatch: pytest.MonkeyPatch) -> Iterator[Rig]:
     made = Rig(monkeypatch, check_s=1)
     yield made
     made.host.close()
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
-    deadline, pause = time.monotonic() + timeout_s, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        pause.wait(0.005)
 
 
 def stay_healthy(rig: Rig, for_s: float) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import wait_for
 from workers.watchdog import Pulse, Watchdog
 
 LOOK_S = 0.01
@@ -45,13 +46,6 @@ def watch() -> Iterator[Watch]:
     made = Watch()
     yield made
     made.dog.close()
-
-
-def wait_for(condition: Callable[[], object], timeout_s: float = 5.0) -> None:
-    deadline, pause = time.monotonic() + timeout_s, threading.Event()
-    while not condition():
-        assert time.monotonic() < deadline, "the condition did not come true in time"
-        pause.wait(0.002)
 
 
 def test_a_part_that_entered_something_and_never_leaves_it_is_found_by_its_name(watch: Watch) -> None:

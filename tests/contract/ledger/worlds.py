@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import threading
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -17,6 +15,7 @@ from app.ledger.redis import RedisLedger
 from app.protocol.commands import Cluster
 from app.versions import SPOKEN, Versions
 from tests.contract.ledger.support import Dump, World
+from tests.waiting import wait_for
 
 START_MS = 1_790_000_000_000
 SCORES = ("queue", "waiters", "deadlines", "rings", "unwatched", "avoided", "tombstones", "exited")
@@ -136,10 +135,7 @@ class ValkeyWorld(World):
         self.raw.hset(f"{self.prefix}clock", "last", seconds * 1000 + micros // 1000 - ms_ago)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
-        deadline, never = time.monotonic() + 10, threading.Event()
-        while not condition():
-            assert time.monotonic() < deadline, "the condition never came true"
-            never.wait(0.01)
+        wait_for(condition, 10)
 
     def point(self, kind: str, name: str, uid: str) -> None:
         self.raw.set(f"{self.prefix}{kind}:{name}", uid)

@@ -1,7 +1,6 @@
 """Small real programs as children, and a supervisor that is always stopped."""
 
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ from app.launcher.backoff import BackoffPolicy
 from app.launcher.child import ChildExit, ChildSpec
 from app.launcher.supervisor import Supervisor
 from app.launcher.wakeup import Wakeup
+from tests.waiting import wait_for
 
 Until = Callable[[Callable[[], bool]], None]
 
@@ -32,11 +32,14 @@ class Cluster:
         return spec
 
     def supervise_until(self, condition: Callable[[], bool], *, restart: bool = True, within_s: float = 20.0) -> None:
-        deadline = time.monotonic() + within_s
-        while not condition():
-            assert time.monotonic() < deadline, f"waited in vain; said: {self.said}; logs: {self.logs()}"
+        def came_true() -> bool:
+            if condition():
+                return True
             self.supervisor.poll(restart=restart)
             self.supervisor.wait(0.05)
+            return False
+
+        wait_for(came_true, within_s, lambda: f"said: {self.said}; logs: {self.logs()}", look_every_s=0)
 
     def logs(self) -> dict[str, str]:
         return {path.name: path.read_text() for path in self.folder.glob("*.log")}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from app.protocol.commands import ClusterAnswer, ClusterNode
 from app.schemas import Gauges, NodeInfo
 from app.settings import Settings, load_settings
 from tests.unit.launcher.conftest import Cluster
+from tests.waiting import wait_for
 
 WORKER = "print('up', flush=True); import time; time.sleep(600)"
 STUBBORN = f"import signal; signal.signal(15, signal.SIG_IGN); {WORKER}"
@@ -120,21 +120,13 @@ def follow(settings: Settings, lines: list[str]) -> tuple[threading.Thread, list
     return thread, failures
 
 
-def until(wakeup: Wakeup, condition: Callable[[], bool]) -> None:
-    for _ in range(100):
-        if condition():
-            return
-        wakeup.wait(0.1)
-    raise AssertionError("waited in vain")
-
-
 def test_a_restart_is_asked_for_by_a_signal_and_followed_to_its_end(settings: Settings) -> None:
     lines: list[str] = []
     said: list[str] = []
     run = settings.home / "run"
     with only_one(run / "lock"), Wakeup.listen() as wakeup:
         thread, failures = follow(settings, lines)
-        until(wakeup, lambda: wakeup.restarts == 1)
+        wait_for(lambda: wakeup.restarts == 1, 10)
         second, refusals = follow(settings, said)
         second.join(5)
         assert [str(refusal) for refusal in refusals] == ["a restart is under way already"]
@@ -144,7 +136,7 @@ def test_a_restart_is_asked_for_by_a_signal_and_followed_to_its_end(settings: Se
         assert (lines, said, failures) == (["restarting one"], ["restarting one"], [])
 
         thread, failures = follow(settings, lines)
-        until(wakeup, lambda: wakeup.restarts == 2)
+        wait_for(lambda: wakeup.restarts == 2, 10)
         with pytest.raises(RollingStopped), told(run, said.append):
             raise RollingStopped("waited 3 s for one")
         thread.join(5)
@@ -159,6 +151,6 @@ def test_a_restart_needs_a_launcher_and_notices_its_end(settings: Settings) -> N
     with Wakeup.listen() as wakeup:
         with only_one(settings.home / "run" / "lock"):
             thread, failures = follow(settings, [])
-            until(wakeup, lambda: wakeup.restarts == 1)
+            wait_for(lambda: wakeup.restarts == 1, 10)
         thread.join(5)
     assert [str(failure) for failure in failures] == ["`baton up` has ended"]

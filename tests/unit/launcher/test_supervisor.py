@@ -15,6 +15,7 @@ from app.errors import StartupError
 from app.launcher.child import Child, ChildSpec, last_lines, new_log, trim_log
 from app.launcher.plan import SOURCE_ROOT
 from tests.unit.launcher.conftest import Cluster
+from tests.waiting import wait_for
 
 FOREVER = "import time; print('up', flush=True); time.sleep(600)"
 STUBBORN = "import signal, time; signal.signal(15, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
@@ -201,10 +202,7 @@ def test_children_of_a_launcher_that_was_killed_end(tmp_path: Path) -> None:
         assert not any(gone(pid) for pid in pids)
         launcher.kill()
         launcher.wait()
-    deadline = time.monotonic() + 5
-    while not all(gone(pid) for pid in pids):
-        assert time.monotonic() < deadline
-        os.sched_yield()
+    wait_for(lambda: all(gone(pid) for pid in pids))
 
 
 def test_a_child_whose_launcher_is_gone_already_does_not_start(tmp_path: Path) -> None:
