@@ -13,7 +13,7 @@ from tests.integration.baton import START_S, Baton
 from tests.integration.small import STALL_S, Small
 from tests.integration.test_resume import GREEDY, LONG, Stream, assert_as_undisturbed, body, referenced
 
-pytestmark = [pytest.mark.chaos, pytest.mark.model, pytest.mark.matrix, pytest.mark.short, pytest.mark.timeout(200)]
+pytestmark = [pytest.mark.chaos, pytest.mark.model, pytest.mark.matrix, pytest.mark.timeout(200)]
 
 TOLD_S = 2.5
 """After the stall: half a second until the next look, two for the last words."""
@@ -38,6 +38,7 @@ def read(baton: Baton, pool: ThreadPoolExecutor, key: str, case: dict[str, Any],
     return stream, pool.submit(stream.read, baton, key, body(case, **more))
 
 
+@pytest.mark.short
 def test_a_worker_that_is_stuck_in_a_step_says_so_hands_back_and_is_replaced(cluster: Small) -> None:
     baton = cluster.baton
     with ThreadPoolExecutor(1) as pool:
@@ -62,6 +63,7 @@ def test_a_worker_that_is_stuck_in_a_step_says_so_hands_back_and_is_replaced(clu
     assert "in stuck_step" in log, "it tells where the thread stands"
 
 
+@pytest.mark.short
 def test_a_mover_that_dies_among_running_answers_costs_the_handoff_it_was_at_one_failure_and_the_others_none(
     cluster: Small,
 ) -> None:
@@ -80,6 +82,7 @@ def test_a_mover_that_dies_among_running_answers_costs_the_handoff_it_was_at_one
         assert baton.get(f"/v1/requests/{key}")[1]["failures"] == failures, key
 
 
+@pytest.mark.short
 def test_a_step_that_keeps_the_interpreter_to_itself_is_ended_all_the_same(cluster: Small) -> None:
     baton = cluster.baton
     cluster.sabotage("prefill1", "selfish-step")
@@ -91,6 +94,7 @@ def test_a_step_that_keeps_the_interpreter_to_itself_is_ended_all_the_same(clust
 
 
 def test_a_prefill_that_takes_longer_than_the_stall_time_but_progresses_is_left_alone(cluster: Small) -> None:
+    """Not of the short ones: no fault, and ``tests/unit/test_host.py`` shows the same of a host in a second."""
     baton = cluster.baton
     before = {name: node["incarnation"] for name, node in baton.nodes().items()}
     with ThreadPoolExecutor(1) as pool:
