@@ -6,10 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from app.kv import KVPool, KVTransport
-from app.ledger import Ledger
 from app.protocol import effects as do
 from app.protocol import events as on
 from app.protocol.commands import (
@@ -38,7 +37,6 @@ from workers.machine import KVRole
 from workers.mover import Mover
 
 if TYPE_CHECKING:
-    from workers.engine.engine import Engine
     from workers.engine.sequence import StepOutput
 
 MIDDLE = 8
@@ -48,24 +46,17 @@ MIDDLE = 8
 class FailingHost(NodeHost):
     """A NodeHost with failpoints: the same lanes, and a look at the orders between them."""
 
-    def __init__(
-        self,
-        settings: Settings,
-        role: KVRole,
-        nodename: str,
-        engine: Engine,
-        incarnation: str,
-        ledger: Ledger,
-        on_room: Callable[[], None],
-    ) -> None:
+    def __init__(self, settings: Settings, role: KVRole, *others: Any) -> None:
+        """As of ``NodeHost``."""
         self._orders = Orders(Path(settings.failpoints), role)
         self._asked: dict[int, Command] = {}
         self._called: dict[int, Message] = {}
         self._sealing: tuple[int, ...] = ()
-        self._wrong_bytes = WrongBytes(engine.pool)
         self._link_class = partial(CutLink, self._orders)
+        super().__init__(settings, role, *others)
+        engine = self._engine
+        self._wrong_bytes = WrongBytes(engine.pool)
         engine.step = partial(self._step, engine.step)  # type: ignore[method-assign]
-        super().__init__(settings, role, nodename, engine, incarnation, ledger, on_room)
         self._halving = HalvingTransport(self._transport, self._orders)
         self._mover = Mover(engine, self._halving, self._between_steps)
 
