@@ -45,6 +45,15 @@ def test_a_full_queue_refuses_at_once_and_takes_again_what_fits(make_rig: MakeRi
     rig.check_all_given_back()
 
 
+def test_no_more_answers_are_open_than_there_are_places(make_rig: MakeRig) -> None:
+    rig = make_rig(web_threads=1)
+    assert rig.services.seats.acquire(blocking=False)
+    assert "all 1 places" in error_of(rig.complete(), 429, "queue_full")["message"]
+    rig.services.seats.release()
+    assert rig.complete().status_code == 200
+    rig.check_all_given_back()
+
+
 def test_what_expired_frees_its_place_in_the_queue_and_is_never_computed(make_rig: MakeRig) -> None:
     rig = make_rig(script=None, max_queued=1, queue_timeout_s=0.2)
     error_of(rig.complete(request_id="late"), 503, "request_expired")
