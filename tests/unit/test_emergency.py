@@ -63,8 +63,8 @@ def test_last_words_that_fail_in_a_way_that_nobody_foresaw_do_not_keep_the_proce
 
 def test_while_the_watchdog_looks_the_process_ends_soon_after_it_would_have_found_a_stall(worker: Worker) -> None:
     worker.emergency.watched()
-    (seconds,) = worker.ends_in
-    assert STALL_S < seconds <= STALL_S + 2
+    assert len(worker.ends_in) == 1
+    assert STALL_S < worker.ends_in[0] <= STALL_S + 2
 
 
 def test_what_the_parts_of_a_node_do_that_ends_as_it_should_is_no_emergency(worker: Worker) -> None:

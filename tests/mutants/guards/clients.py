@@ -122,7 +122,6 @@ CLIENTS = (
         lua=(lua("if r and r.state == 'QUEUED' then", "if false then", where="scan.lua"),),
         twin=(twin("if record.state is RequestState.QUEUED: end_request(", "if False:\n            end_request("),),
         tests=(f"{_SCAN}test_a_request_queued_for_too_long_expires",),
-        also=("KeyError", "IllegalMove"),
     ),
     ledger(
         "overload-queue-time-adds-up",

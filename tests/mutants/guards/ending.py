@@ -127,7 +127,7 @@ ENDING = (
         "exit-of-web-reported",
         "promise 2: a dead web worker's requests end within a second, not when its silence is noticed",
         (Edit("web/report_exit.py", "ledger.execute(ReportExit(incarnation))", "pass"),),
-        (f"{_SERVER}test_a_killed_web_worker_leaves_the_ledger_at_once_and_is_replaced",),
+        ("tests/unit/web/test_report_exit.py::test_a_web_worker_that_has_ended_is_in_the_ledger_no_more",),
     ),
     Mutant(
         "web-drain-tells",
