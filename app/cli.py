@@ -8,13 +8,16 @@ from __future__ import annotations
 import argparse
 import importlib.metadata
 import json
+import logging
 import os
 import re
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NoReturn, TextIO
 
 from app.errors import BatonError, SettingsError, StartupError
+from app.log_lane import LogLane
 from app.schemas import Health
 from app.settings import Settings, closest, load_settings
 
@@ -122,7 +125,20 @@ def _up(settings: Settings, arguments: argparse.Namespace) -> int:
     if not sys.platform.startswith("linux"):
         raise StartupError("`baton up` needs Linux; on other systems start each process by its own command")
     options = Options(Nodes(arguments.prefill, arguments.decode), arguments.start_timeout_s)
-    return up(settings, options, _say)
+    lines = LogLane(_Terminal())
+    try:
+        return up(settings, options, lambda line: lines.emit(logging.makeLogRecord({"msg": line})))
+    finally:
+        if not lines.written():  # its thread holds the terminal: what Python does at its end would wait for it
+            os._exit(1)
+
+
+class _Terminal(logging.Handler):
+    """Says lines to whoever started us. A paused terminal takes none: the thread that says them waits, nobody else."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with suppress(OSError):  # a terminal that has gone
+            _say(record.getMessage())
 
 
 def _say(line: str, file: TextIO | None = None, end: str = "\n") -> None:

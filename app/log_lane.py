@@ -32,8 +32,12 @@ class LogLane(QueueHandler):
 
     def flush(self) -> None:
         """Wait until everything is written, but not for long."""
+        self.written()
+
+    def written(self) -> bool:
+        """Whether everything is written; waits for it as ``flush`` does."""
         with self.queue.all_tasks_done:
-            self.queue.all_tasks_done.wait_for(lambda: not self.queue.unfinished_tasks, FLUSH_S)
+            return self.queue.all_tasks_done.wait_for(lambda: not self.queue.unfinished_tasks, FLUSH_S)
 
     def _write(self) -> None:
         while True:

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -306,3 +307,51 @@ def test_beats_tell_the_gauges_of_that_moment(ledger: Gate, calls: Calls) -> Non
     finally:
         heart.close()
     assert Heartbeat.name in ledger.asked
+
+
+class Refused:
+    """A node that the ledger refuses, beating by hand on a clock of its own."""
+
+    def __init__(self, ledger: Gate, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr("app.heartbeat.time", SimpleNamespace(monotonic=lambda: self.now))
+        self.calls = calls
+        self.patience_s = SETTINGS.node_ttl_s + 2
+        self.ledger = ledger
+        self.other = NodeInfo(incarnation="p", role="prefill", name="p1", pid=1, host="h", model="two")
+        self.heart = HeartbeatThread(
+            SETTINGS, ledger, NODE, Gauges, ring=calls("ring"), on_crash=calls("crash"), on_refused=calls("refused")
+        )
+        self.ledger.execute(Register(self.other, 60_000))
+
+    def beat_after(self, seconds: float) -> None:
+        self.now += seconds
+        self.heart._try_beat()
+
+    @property
+    def told(self) -> bool:
+        return self.calls.made != []
+
+
+@pytest.fixture
+def refused(ledger: Gate, calls: Calls, monkeypatch: pytest.MonkeyPatch) -> Refused:
+    return Refused(ledger, calls, monkeypatch)
+
+
+def test_a_refusal_is_told_only_when_it_has_lasted(refused: Refused) -> None:
+    refused.beat_after(0)
+    refused.beat_after(refused.patience_s - 0.1)
+    assert not refused.told
+    refused.beat_after(0.2)
+    assert refused.told
+
+
+def test_a_refusal_that_passed_does_not_count_with_the_next(refused: Refused) -> None:
+    refused.beat_after(0)
+    refused.ledger.execute(Deregister("p"))
+    refused.beat_after(refused.patience_s - 1)
+    assert refused.heart.registered
+    refused.ledger.store.version = SPOKEN.newest + 1
+    refused.beat_after(refused.patience_s - 1)
+    assert refused.heart.refusal != ""
+    assert not refused.told

@@ -31,13 +31,13 @@ ENDING = (
     Mutant(
         "end-if-nobody-looks",
         "one thread that keeps the interpreter to itself ends the process, though no watchdog can",
-        _emergency("end_in(self._stall_s + LAST_WORDS_S)", "pass"),
+        _emergency("end_in(self._stall_s + self._last_words_s)", "pass"),
         (f"{_EMERGENCY}test_while_the_watchdog_looks_the_process_ends_soon_after_it_would_have_found_a_stall",),
     ),
     Mutant(
         "end-bounds-last-words",
-        "promise 2: what is still to be said holds the end up for two seconds at most",
-        _emergency("end_in(LAST_WORDS_S)", "pass"),
+        "promise 2: what is still to be said has a bound",
+        _emergency("end_in(self._last_words_s)", "pass"),
         (f"{_HOST}test_a_lane_without_progress_ends_the_process_though_heartbeats_go_on",),
     ),
     Mutant(
@@ -69,21 +69,21 @@ ENDING = (
     ),
     Mutant(
         "end-taken-back",
-        "a node that ends as it should is given the time that its drain takes",
-        _emergency("do_not_end() ", "pass\n"),
+        "a process whose node has drained ends, whatever its parts do",
+        _emergency("end_in(CLOSING_S)", "pass"),
         (f"{_EMERGENCY}test_what_the_parts_of_a_node_do_that_ends_as_it_should_is_no_emergency",),
     ),
     Mutant(
         "end-of-the-refused",
         "a refusal that may pass does not end the process",
-        _emergency("if now - self._refused_since >= self._refused_for_s:", "if True:"),
-        (f"{_EMERGENCY}test_a_refusal_ends_the_process_only_when_it_has_lasted",),
+        (Edit("app/heartbeat.py", "if now - self._refused_since >= self._refused_for_s:", "if True:"),),
+        ("tests/unit/test_heartbeat.py::test_a_refusal_is_told_only_when_it_has_lasted",),
     ),
     Mutant(
         "end-refusal-forgotten",
         "a refusal that passed does not count with the next, hours later",
-        _emergency('an earlier refusal has passed.""" self._refused_since = 0.0', '"""'),
-        (f"{_EMERGENCY}test_a_refusal_that_passed_does_not_count_with_the_next",),
+        (Edit("app/heartbeat.py", "if not self._refusal: self._refused_since = 0.0", "pass"),),
+        ("tests/unit/test_heartbeat.py::test_a_refusal_that_passed_does_not_count_with_the_next",),
     ),
     Mutant(
         "end-whatever-runs",
@@ -126,7 +126,7 @@ ENDING = (
     Mutant(
         "exit-of-web-reported",
         "promise 2: a dead web worker's requests end within a second, not when its silence is noticed",
-        (Edit("web/report_exit.py", "ledger.execute(ReportExit(incarnation))", "pass"),),
+        (Edit("web/report_exit.py", "while ledger.execute(ReportExit(incarnation)).more:", "while False:"),),
         ("tests/unit/web/test_report_exit.py::test_a_web_worker_that_has_ended_is_in_the_ledger_no_more",),
     ),
     Mutant(

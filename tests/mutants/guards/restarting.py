@@ -66,7 +66,7 @@ RESTARTING = (
     Mutant(
         "drain-ledger-away",
         "a ledger that is away for a moment does not mean that a node holds nothing",
-        _drain("return last  # the ledger is away for a moment", 'return {**last, "health": GONE}'),
+        _drain("return last  # the ledger is", 'return {**last, "health": GONE}'),
         (f"{_DRAIN}test_a_ledger_that_is_away_for_a_moment_is_no_end_of_a_drain",),
     ),
     Mutant(
@@ -136,7 +136,7 @@ RESTARTING = (
     Mutant(
         "restart-web-workers-only",
         "a process that reports an exit is not counted as a web worker that may go",
-        _rolling("if EXIT_REPORT not in child.cmdline()}", "}"),
+        _rolling("return EXIT_REPORT not in child.cmdline()", "return True"),
         (f"{_ROLLING_WEB}test_a_web_worker_goes_only_when_its_successor_serves",),
         also=("RollingStopped",),
     ),
