@@ -53,6 +53,10 @@ class Stack:
         self.twin_answer = (short, undisturbed(self.baton, short))
         assert self.canary_answers[0][1].token_ids == GREEDY[2]["output_ids"][:CANARY_TOKENS]
         self.serve_more(2 * MORE)  # every pair of nodes has talked, most lazy threads are there
+        self.note_usages()
+
+    def note_usages(self) -> None:
+        """What is open from now on is the baseline: web keeps a thread for each client that was there at once."""
         self.wait_idle()
         self.usages = usages(self.baton)
 
