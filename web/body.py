@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import socket
 import time
+from contextlib import suppress
+from functools import partial
 
 from flask import Flask, request
 from gunicorn.http.errors import ParseException
 from werkzeug.exceptions import ClientDisconnected
 
 from app.errors import BodyTimeout, InvalidRequest
+from web.arrivals import ARRIVALS
 
 BODY_S = 10.0
 """Silence in the middle of a body; any network that can be used is faster."""
+
+BODY_BYTES_PER_S = 16 * 1024
+"""The whole of a body has ``BODY_S`` and its length at this rate, however often a byte of it comes."""
 
 SEND_S = 30.0
 """A client that takes nothing of its answer for so long is given up: it keeps a thread, and a place."""
@@ -32,24 +38,37 @@ def read_body() -> bytes:
     """The whole body.
 
     Raises:
-        BodyTimeout: nothing came for BODY_S.
+        BodyTimeout: nothing came for BODY_S, or it is slower than BODY_BYTES_PER_S.
         InvalidRequest: its chunks are no HTTP.
         ClientDisconnected, RequestEntityTooLarge: as Werkzeug says.
     """
     connection = request.environ.get("gunicorn.socket")
-    started = time.monotonic()
-    if connection is not None:
-        connection.settimeout(BODY_S)
-    try:
+    if connection is None:
         return request.get_data(cache=False)
+    started = time.monotonic()
+    length = request.content_length or request.max_content_length or 0
+    connection.settimeout(BODY_S)
+    cut = partial(connection.shutdown, socket.SHUT_RD)  # the client can still be told
+    ARRIVALS.expect_body(connection, BODY_S + length / BODY_BYTES_PER_S, cut)
+    try:
+        data = request.get_data(cache=False)
+    except ParseException as error:
+        _check_in_time(ARRIVALS.is_here(connection), error)
+        raise InvalidRequest(f"the body is not valid HTTP: {error}") from error
     except (TimeoutError, ClientDisconnected) as error:
         if time.monotonic() - started < BODY_S:
             raise
-        if connection is not None:
-            connection.shutdown(socket.SHUT_RD)  # what else comes is the rest of the body, not another request
-        raise BodyTimeout(f"the rest of the body did not come within {BODY_S:g} s") from error
-    except ParseException as error:
-        raise InvalidRequest(f"the body is not valid HTTP: {error}") from error
+        with suppress(OSError):  # cut off already
+            cut()  # what else comes is the rest of the body, not another request
+        _check_in_time(False, error)
+        raise
     finally:
-        if connection is not None:
-            connection.settimeout(SEND_S)
+        in_time = ARRIVALS.is_here(connection)
+        connection.settimeout(SEND_S)
+    _check_in_time(in_time)
+    return data
+
+
+def _check_in_time(in_time: bool, error: Exception | None = None) -> None:
+    if not in_time:
+        raise BodyTimeout(f"the rest of the body did not come in time ({BODY_S:g} s of silence at most)") from error

@@ -197,6 +197,46 @@ def test_a_body_in_broken_chunks_is_the_clients_fault(start_web: StartWeb) -> No
     assert "internal_error" not in web.log.read_text()
 
 
+@pytest.mark.parametrize(
+    "begun", [HEAD[:-2] + b"\r\nContent-Length: 400\r\n\r\n{", HEAD[:40], b""], ids=["body", "head", "nothing"]
+)
+def test_a_request_that_never_comes_to_its_end_keeps_no_connection(start_web: StartWeb, begun: bytes) -> None:
+    """Though a byte of it comes now and then, so that no silence is too long."""
+    web = start_web(lambda work: say("x"))
+    ended = threading.Event()
+    with socket.create_connection(("127.0.0.1", httpx.URL(web.url).port or 0), timeout=30) as client:
+        client.sendall(begun)
+
+        def drip() -> None:
+            while begun and not ended.wait(0.5):
+                try:
+                    client.sendall(b"x")
+                except OSError:
+                    return
+
+        dripping = threading.Thread(target=drip)
+        dripping.start()
+        try:
+            first = client.recv(65536)
+        except ConnectionResetError:
+            first = b""
+        ended.set()
+        dripping.join()
+    assert first == b"" or first.startswith(b"HTTP/1.1 408 "), "a reset may overtake what it is told"
+    assert web.http.get("/health").status_code == 200
+
+
+def test_a_head_that_is_not_here_does_not_hold_up_the_end_of_a_web_worker(start_web: StartWeb) -> None:
+    web = start_web(lambda work: say("x"))
+    with socket.create_connection(("127.0.0.1", httpx.URL(web.url).port or 0), timeout=30) as client:
+        client.sendall(HEAD)
+        assert web.http.get("/health").status_code == 200  # its head has begun to be read by now
+        web.process.send_signal(signal.SIGTERM)
+        assert client.recv(1) == b""
+        assert web.process.wait(20) == 0
+    assert "Traceback" not in web.log.read_text()
+
+
 def test_a_web_worker_ends_with_its_killed_arbiter_in_the_middle_of_an_answer(start_web: StartWeb) -> None:
     web = start_web(lambda work: [Send(ids("a")), Wait(threading.Event())])
     worker = psutil.Process(web.process.pid).children()[0]
