@@ -197,9 +197,7 @@ def test_a_body_in_broken_chunks_is_the_clients_fault(start_web: StartWeb) -> No
     assert "internal_error" not in web.log.read_text()
 
 
-@pytest.mark.parametrize(
-    "begun", [HEAD[:-2] + b"\r\nContent-Length: 400\r\n\r\n{", HEAD[:40], b""], ids=["body", "head", "nothing"]
-)
+@pytest.mark.parametrize("begun", [HEAD + b"Content-Length: 400\r\n\r\n{", HEAD[:40]], ids=["body", "head"])
 def test_a_request_that_never_comes_to_its_end_keeps_no_connection(start_web: StartWeb, begun: bytes) -> None:
     """Though a byte of it comes now and then, so that no silence is too long."""
     web = start_web(lambda work: say("x"))
@@ -208,7 +206,7 @@ def test_a_request_that_never_comes_to_its_end_keeps_no_connection(start_web: St
         client.sendall(begun)
 
         def drip() -> None:
-            while begun and not ended.wait(0.5):
+            while not ended.wait(0.5):
                 try:
                     client.sendall(b"x")
                 except OSError:
