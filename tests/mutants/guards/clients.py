@@ -7,6 +7,7 @@ _SERVER = "tests/api/test_server.py::"
 _RECONNECT = "tests/api/test_reconnect.py::"
 _ANSWERS = "tests/api/test_answers.py::"
 _OVERLOAD = "tests/api/test_overload.py::"
+_ARRIVALS = "tests/unit/web/test_arrivals.py::"
 _SCAN = "tests/contract/ledger/test_scan.py::"
 
 
@@ -115,6 +116,33 @@ CLIENTS = (
         "official clients do not repeat what cannot succeed",
         (Edit("web/errors.py", '"true" if error.retry_helps else "false"', '"true"'),),
         (f"{_ANSWERS}test_of_fifty_with_one_id_one_is_served",),
+    ),
+    Mutant(
+        "arrival-of-a-head",
+        "a client that never sends the end of its request keeps no thread",
+        (Edit("web/arrivals.py", "if arrival.until <= now or", "if"),),
+        (f"{_ARRIVALS}test_a_head_has_its_time_and_no_more",),
+    ),
+    Mutant(
+        "arrival-in-a-drain",
+        "a head that is not here does not hold up the end of a web worker",
+        (Edit("web/arrivals.py", "or (draining and arrival.is_head)", ""),),
+        (f"{_ARRIVALS}test_a_drain_waits_for_no_head_but_for_a_body",),
+    ),
+    Mutant(
+        "arrival-in-time",
+        "what has come in time is not cut off",
+        (Edit("web/arrivals.py", "self._expected.pop(who, None) is not None", "who in self._expected"),),
+        (f"{_ARRIVALS}test_what_is_here_is_cut_off_no_more",),
+    ),
+    ledger(
+        "overload-no-decode-node",
+        "promise 2: what no decode node takes does not wait once more for as long",
+        lua=(
+            lua("elseif r and r.state == 'PREFILLING' and r.lease == '' then", "elseif false then", where="scan.lua"),
+        ),
+        twin=(twin("if not record.lease:", "if False:"),),
+        tests=(f"{_SCAN}test_what_no_decode_node_takes_waits_no_longer_than_for_one_first_token",),
     ),
     ledger(
         "overload-queue-timeout",
