@@ -38,7 +38,7 @@ def make_host(settings: Settings, role: KVRole, nodename: str, on_room: Callable
         max_num_seqs=settings.max_num_seqs,
         max_num_batched_tokens=settings.max_num_batched_tokens,
         # Web bounds what a request may become; a worker that knew a smaller bound would cut answers short.
-        max_model_len=folder.config.max_position_embeddings,
+        max_model_len=folder.config.max_context_tokens,
         num_threads=settings.num_threads,
     )
     engine.warm_up(lambda line: logger.info("%s node=%s", line, nodename))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from app.model.config import ModelConfig
 from app.schemas import Frozen
 
@@ -22,16 +24,8 @@ class ModelFacts(Frozen):
 
 
 def model_facts(name: str, path: str, config: ModelConfig) -> ModelFacts:
-    """Compute the sizes of a Llama-shaped decoder from its shape."""
-    embedding = config.vocab_size * config.hidden_size
-    attention = config.hidden_size * config.head_dim * 2 * (config.num_heads + config.num_kv_heads)  # q, o and k, v
-    mlp = 3 * config.hidden_size * config.intermediate_size
-    norms = 2 * config.hidden_size
-    parameters = (
-        embedding * (1 if config.tie_word_embeddings else 2)
-        + config.num_layers * (attention + mlp + norms)
-        + config.hidden_size
-    )
+    """Compute the sizes from the shapes of the model's tensors."""
+    parameters = sum(prod(shape) for shape in config.tensor_shapes().values())
     return ModelFacts(
         name=name,
         path=path,

@@ -6,6 +6,9 @@
     fetch.py           the default model's file, from its Python package
     folder.py          ModelFolder: a folder in Hugging Face layout, checked when opened
     config.py          ModelConfig: config.json, checked
+    architectures.py   which decoders are supported, and in what they differ
+    rope_scaling.py    the part of config.json about rotary embeddings
+    fields.py          fields of config.json, each with its type
     limits.py          LengthLimits: prompt + answer at most
     safetensors.py     read and write *.safetensors, one tensor at a time
     gguf_file.py       read the metadata and the raw tensors of a .gguf file

@@ -27,13 +27,14 @@ class ChatTemplate:
         bos_token: str,
         eos_token: str,
         now: Callable[[], datetime] = datetime.now,
+        special_tokens: Mapping[str, str] | None = None,
     ) -> None:
-        """``now`` is the clock of templates that print today's date.
+        """``now`` is the clock of templates that print today's date; ``special_tokens`` are other tokens by name.
 
         Raises:
             ModelError: the template is not valid Jinja.
         """
-        self._special = {"bos_token": bos_token, "eos_token": eos_token}
+        self._special = dict(special_tokens or {}) | {"bos_token": bos_token, "eos_token": eos_token}
         environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,9 @@ from app.model.tokenizer import Tokenizer
 _INDEX = "model.safetensors.index.json"
 _SINGLE = "model.safetensors"
 _SAMPLE_BYTES = 4096
+
+# Beside bos_token and eos_token, these are what a chat template may name.
+_SPECIAL_TOKENS = ("unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 # Tokenizer classes that put BOS in front unless tokenizer_config.json says otherwise.
 _BOS_BY_DEFAULT = ("LlamaTokenizer", "LlamaTokenizerFast")
@@ -34,6 +37,8 @@ class ModelFolder:
     chat_template: str | None
     bos_token: str
     eos_token: str
+    special_tokens: dict[str, str] = field(default_factory=dict)
+    """What else the chat template may name, such as ``sep_token``."""
     add_bos: bool | None = None
     """Whether a prompt starts with BOS; None leaves it to ``tokenizer.json``."""
     infos: dict[str, TensorInfo] = field(repr=False, default_factory=dict)
@@ -52,7 +57,7 @@ class ModelFolder:
 
     def chat(self) -> ChatTemplate:
         """The chat template, compiled. A model without one gives a template that refuses every render."""
-        return ChatTemplate(self.chat_template, self.bos_token, self.eos_token)
+        return ChatTemplate(self.chat_template, self.bos_token, self.eos_token, special_tokens=self.special_tokens)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -60,7 +65,13 @@ class ModelFolder:
 
         It reads the tokenizer and three samples of each tensor, not every weight.
         """
-        digest = hashlib.sha256(json.dumps(asdict(self.config), sort_keys=True).encode())
+        # A field at its default is left out, so that a release which adds one can serve beside those before it.
+        stated = {
+            each.name: value
+            for each in fields(self.config)
+            if (value := getattr(self.config, each.name)) != each.default
+        }
+        digest = hashlib.sha256(json.dumps(stated, sort_keys=True).encode())
         for name in sorted(self.config.tensor_shapes()):
             info, raw = self.infos[name], read_raw(self.infos[name])
             digest.update(f"\0{name}\0{info.dtype}\0{info.shape}\0".encode())
@@ -89,6 +100,7 @@ def open_folder(path: Path, name: str | None = None) -> ModelFolder:
         chat_template=_chat_template(path, tokenizer_config),
         bos_token=_token_text(special.get("bos_token")),
         eos_token=_token_text(special.get("eos_token")),
+        special_tokens={name: text for name in _SPECIAL_TOKENS if (text := _token_text(special.get(name)))},
         add_bos=_add_bos(tokenizer_config),
         infos=infos,
     )
@@ -174,4 +186,6 @@ def _add_bos(tokenizer_config: dict[str, Any]) -> bool | None:
     stated = tokenizer_config.get("add_bos_token")
     if isinstance(stated, bool):
         return stated
+    if "backend" in tokenizer_config:  # written by transformers 5, which has the rule in tokenizer.json
+        return None
     return True if tokenizer_config.get("tokenizer_class") in _BOS_BY_DEFAULT else None

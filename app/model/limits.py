@@ -16,7 +16,7 @@ class LengthLimits:
     """Prompt and answer together, in tokens. The smaller limit holds; an error names the one that was met."""
 
     model_tokens: int
-    """What the model was made for, or less if a person said so."""
+    """What the model was made for (up to its sliding window, if it has one), or less if a person said so."""
     pool_tokens: int
     """What one node's KV pool holds: a longer request could never be placed."""
 
@@ -27,13 +27,18 @@ class LengthLimits:
         Raises:
             SettingsError: a person asks for more than the model was made for.
         """
-        positions = config.max_position_embeddings
-        if settings.max_model_len_tokens > positions:
+        asked, longest = settings.max_model_len_tokens, config.max_context_tokens
+        if asked > config.max_position_embeddings:
             raise SettingsError(
-                f"BATON_MAX_MODEL_LEN_TOKENS={settings.max_model_len_tokens}: the model was made for {positions} tokens"
+                f"BATON_MAX_MODEL_LEN_TOKENS={asked}: the model was made for {config.max_position_embeddings} tokens"
+            )
+        if asked > longest:
+            raise SettingsError(
+                f"BATON_MAX_MODEL_LEN_TOKENS={asked}: the model's sliding_window is {longest} tokens, and attention"
+                " that leaves tokens behind is not supported"
             )
         return cls(
-            model_tokens=min(settings.max_model_len_tokens or positions, positions),
+            model_tokens=asked or longest,
             pool_tokens=settings.num_blocks * settings.block_size_tokens,
         )
 

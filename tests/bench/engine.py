@@ -66,7 +66,7 @@ def main() -> None:
     engine = Engine(
         folder,
         incarnation="bench",
-        max_model_len=min(4096, folder.config.max_position_embeddings),
+        max_model_len=min(4096, folder.config.max_context_tokens),
         num_threads=options.threads,
         num_blocks=max(DECODE_BATCHES) * (DECODE_CONTEXT_TOKENS + options.steps) // 16 + 32,
         max_num_seqs=max(DECODE_BATCHES),

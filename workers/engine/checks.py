@@ -65,7 +65,7 @@ def check_limits(
         raise StartupError(
             f"max_num_batched_tokens={max_num_batched_tokens} must not be below max_num_seqs={max_num_seqs}"
         )
-    if not 2 <= max_model_len <= config.max_position_embeddings:
+    if not 2 <= max_model_len <= config.max_context_tokens:
         raise StartupError(
-            f"max_model_len={max_model_len} must be in 2..{config.max_position_embeddings}, what the model was made for"
+            f"max_model_len={max_model_len} must be in 2..{config.max_context_tokens}, what the model was made for"
         )

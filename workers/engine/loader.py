@@ -15,24 +15,30 @@ from app.model.config import ModelConfig
 
 Floats = npt.NDArray[np.float32]
 
-_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.weight")
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
 _PARTS = {
     "self_attn.q_proj": ("qkv", 0),
     "self_attn.k_proj": ("qkv", 1),
     "self_attn.v_proj": ("qkv", 2),
     "self_attn.o_proj": ("o", 0),
+    "self_attn.q_norm": ("head_norm", 0),
+    "self_attn.k_norm": ("head_norm", 1),
     "mlp.gate_proj": ("gate_up", 0),
     "mlp.up_proj": ("gate_up", 1),
     "mlp.down_proj": ("down", 0),
     "input_layernorm": ("input_norm", 0),
     "post_attention_layernorm": ("post_norm", 0),
 }
-_NUM_PARTS = {"qkv": 3, "gate_up": 2}
+_NUM_PARTS = {"qkv": 3, "gate_up": 2, "head_norm": 2}
+_ROTATED = ("self_attn.q_proj", "self_attn.k_proj")
 
 
 @dataclass(slots=True)
 class Layer:
-    """Weights of one layer. Matrices are [in, out]: Paddle's matmul is up to twice as fast with few rows so."""
+    """Weights of one layer. Matrices are [in, out]: Paddle's matmul is up to twice as fast with few rows so.
+
+    What an architecture does not have is None.
+    """
 
     input_norm: paddle.Tensor
     qkv: paddle.Tensor
@@ -40,6 +46,12 @@ class Layer:
     post_norm: paddle.Tensor
     gate_up: paddle.Tensor
     down: paddle.Tensor
+    qkv_bias: paddle.Tensor | None = None
+    o_bias: paddle.Tensor | None = None
+    gate_up_bias: paddle.Tensor | None = None
+    down_bias: paddle.Tensor | None = None
+    head_norm: paddle.Tensor | None = None
+    """[heads + kv_heads, head_dim]: the weight of q's norm for each of its heads, then that of k's."""
 
 
 @dataclass(slots=True)
@@ -60,7 +72,7 @@ class _Loading:
 
 
 def load_weights(tensors: Iterable[tuple[str, Floats]], config: ModelConfig) -> Weights:
-    """Read all tensors of a Llama checkpoint, named and shaped as ``config.tensor_shapes()`` says.
+    """Read all tensors of a checkpoint, named and shaped as ``config.tensor_shapes()`` says.
 
     Raises:
         ModelError: a tensor is missing, unknown or of the wrong shape; the message names it.
@@ -73,7 +85,7 @@ def load_weights(tensors: Iterable[tuple[str, Floats]], config: ModelConfig) -> 
             raise ModelError(f"tensor {name} is no part of a {config.architecture}, or comes twice")
         if array.shape != expected:
             raise ModelError(f"tensor {name} is {list(array.shape)}, the config says {list(expected)}")
-        _place(loading, name, array)
+        _place(loading, config, name, array)
     if shapes:
         raise ModelError(f"{len(shapes)} tensors are missing, the first is {next(iter(shapes))}")
     return Weights(
@@ -84,19 +96,36 @@ def load_weights(tensors: Iterable[tuple[str, Floats]], config: ModelConfig) -> 
     )
 
 
-def _place(loading: _Loading, name: str, values: Floats) -> None:
+def _place(loading: _Loading, config: ModelConfig, name: str, values: Floats) -> None:
     match = _LAYER.fullmatch(name)
     if match is None:
         loading.top[name] = paddle.to_tensor(values)
         return
-    index = int(match[1])
-    target, part = _PARTS[match[2]]
-    if target.endswith("norm"):
-        loading.layers[index][target] = paddle.to_tensor(values)
-        return
-    parts = loading.pending.setdefault((index, target), {})
+    index, module = int(match[1]), match[2]
+    target, part = _PARTS[module]
+    fused = f"{target}_bias" if match[3] == "bias" else target
+    if config.rope_interleaved and module in _ROTATED:
+        values = _halves(values, config.head_dim)
+    parts = loading.pending.setdefault((index, fused), {})
     parts[part] = values
     if len(parts) == _NUM_PARTS.get(target, 1):
-        fused = np.concatenate([parts[number].T for number in range(len(parts))], axis=1)
-        loading.layers[index][target] = paddle.to_tensor(np.ascontiguousarray(fused))
-        del loading.pending[index, target]
+        arrays = [parts[number] for number in range(len(parts))]
+        loading.layers[index][fused] = paddle.to_tensor(_fuse(fused, arrays, config))
+        del loading.pending[index, fused]
+
+
+def _fuse(target: str, parts: list[Floats], config: ModelConfig) -> Floats:
+    if target == "head_norm":
+        return np.repeat(np.stack(parts), [config.num_heads, config.num_kv_heads], axis=0)
+    if parts[0].ndim == 1:
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
+    return np.ascontiguousarray(np.concatenate([part.T for part in parts], axis=1))
+
+
+def _halves(values: Floats, head_dim: int) -> Floats:
+    """Reorder the rows of each head of q or k from pairs (0, 1), (2, 3) … to pairs (i, i + head_dim / 2).
+
+    q and k change alike, so that their products stay what they are, and every kernel knows one way to rotate.
+    """
+    pairs = values.reshape(-1, head_dim // 2, 2, *values.shape[1:])
+    return pairs.swapaxes(1, 2).reshape(values.shape)

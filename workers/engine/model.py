@@ -1,4 +1,4 @@
-"""The forward pass of a Llama model over flat ragged tokens."""
+"""The forward pass of a decoder of Llama's shape over flat ragged tokens."""
 
 from __future__ import annotations
 
@@ -31,11 +31,14 @@ class LlamaModel:
         residual = paddle.gather(weights.embed, inputs.token_ids)
         x = ops.rms_norm(residual, weights.layers[0].input_norm, config.rms_norm_eps)
         for index, layer in enumerate(weights.layers):
-            qkv = ops.linear(x, layer.qkv)
+            qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
+            if layer.head_norm is not None:
+                qkv = ops.norm_heads(qkv, layer.head_norm, config.rms_norm_eps)
             x = ops.attention(qkv, self._cache, index, inputs, config.num_heads, config.head_dim)
-            x = ops.linear(x, layer.o)
+            x = ops.linear(x, layer.o, layer.o_bias)
             x, residual = ops.add_rms_norm(x, residual, layer.post_norm, config.rms_norm_eps)
-            x = ops.linear(ops.silu_mul(ops.linear(x, layer.gate_up)), layer.down)
+            inner = ops.silu_mul(ops.linear(x, layer.gate_up, layer.gate_up_bias))
+            x = ops.linear(inner, layer.down, layer.down_bias)
             last = index + 1 == len(weights.layers)
             if last:
                 break

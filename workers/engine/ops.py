@@ -77,9 +77,10 @@ def prepare(batch: Batch, cache: KVCache, num_heads: int, cos: np.ndarray, sin: 
     )
 
 
-def linear(x: paddle.Tensor, weight: paddle.Tensor) -> paddle.Tensor:
-    """[T, in] x [in, out]."""
-    return paddle.matmul(x, weight)
+def linear(x: paddle.Tensor, weight: paddle.Tensor, bias: paddle.Tensor | None = None) -> paddle.Tensor:
+    """[T, in] x [in, out], plus [out]."""
+    product = paddle.matmul(x, weight)
+    return product if bias is None else product + bias
 
 
 def logits(x: paddle.Tensor, head: paddle.Tensor) -> paddle.Tensor:
@@ -99,6 +100,14 @@ def add_rms_norm(
     """``(rms_norm(x + residual), x + residual)``."""
     residual = x + residual
     return rms_norm(residual, weight, epsilon), residual
+
+
+def norm_heads(qkv: paddle.Tensor, weight: paddle.Tensor, epsilon: float) -> paddle.Tensor:
+    """RMSNorm of each head of q and k. ``weight``: [heads + kv_heads, head_dim]; V, behind them, stays as it is."""
+    normed_heads, head_dim = weight.shape
+    split = qkv.reshape([qkv.shape[0], -1, head_dim])
+    normed = rms_norm(split[:, :normed_heads], weight, epsilon)
+    return paddle.concat([normed, split[:, normed_heads:]], axis=1).reshape(qkv.shape)
 
 
 def silu_mul(gate_up: paddle.Tensor) -> paddle.Tensor:

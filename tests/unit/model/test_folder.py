@@ -1,11 +1,13 @@
 import json
 import struct
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
 from app.errors import ModelError
+from app.model.config import ModelConfig
 from app.model.folder import open_folder
 from app.model.safetensors import read_header, read_tensor, write_safetensors
 from tests.unit.model.conftest import TINY, tiny_weights
@@ -183,3 +185,51 @@ def test_chat_template_and_special_tokens_are_found_where_models_keep_them(hf_fo
     assert open_folder(folder).chat_template == "S"
     (folder / "chat_template.jinja").write_text("J {{ bos_token }}")
     assert open_folder(folder).chat().render([]) == "J <|start|>"
+
+
+def test_a_template_may_name_every_special_token_that_the_model_has(hf_folder):
+    folder = hf_folder()
+    config = {"sep_token": "<|end|>", "cls_token": {"content": "<|start|>"}, "mask_token": None, "chat_template": "x"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text("{{ cls_token }}hi{{ sep_token }}{{ mask_token is defined }}")
+    assert open_folder(folder).chat().render([]) == "<|start|>hi<|end|>False"
+
+
+@pytest.mark.parametrize(
+    ("config", "add_bos"),
+    [
+        ({}, None),
+        ({"tokenizer_class": "Qwen2Tokenizer"}, None),
+        ({"tokenizer_class": "Qwen2Tokenizer", "add_bos_token": False}, False),
+        ({"tokenizer_class": "LlamaTokenizer"}, True),
+        ({"tokenizer_class": "LlamaTokenizer", "add_bos_token": False}, False),
+        ({"tokenizer_class": "LlamaTokenizer", "backend": "tokenizers"}, None),
+    ],
+)
+def test_who_says_whether_a_prompt_starts_with_bos(hf_folder, config, add_bos):
+    folder = hf_folder()
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    assert open_folder(folder).add_bos is add_bos
+
+
+def test_what_an_architecture_adds_is_looked_for_and_named(hf_folder):
+    tied = {"num_key_value_heads": 2, "tie_word_embeddings": True}
+    for name, missing in {
+        "Qwen2ForCausalLM": "model.layers.0.self_attn.q_proj.bias",
+        "Qwen3ForCausalLM": "model.layers.0.self_attn.q_norm.weight",
+    }.items():
+        with pytest.raises(ModelError, match=f"tensor {missing} is missing"):
+            open_folder(hf_folder(name, architectures=[name], **tied))
+    unbiased = tiny_weights(TINY) | {"model.layers.1.self_attn.q_proj.bias": np.zeros(64, np.float32)}
+    with pytest.raises(ModelError, match=r"tensor model\.layers\.1\.self_attn\.q_proj\.bias is no part of a Mistral"):
+        open_folder(hf_folder("mistral", weights=unbiased, architectures=["MistralForCausalLM"], **tied))
+
+
+def test_a_config_field_that_a_later_release_adds_changes_the_fingerprint_only_where_it_is_used(hf_folder):
+    @dataclass(frozen=True)
+    class Later(ModelConfig):
+        added: int = 0
+
+    folder = open_folder(hf_folder())
+    unused, used = (replace(folder, config=Later(**vars(folder.config), added=value)) for value in (0, 1))
+    assert unused.fingerprint == folder.fingerprint != used.fingerprint

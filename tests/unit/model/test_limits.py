@@ -27,16 +27,24 @@ from web.served import load_served_model
     ],
 )
 def test_the_smallest_limit_holds(asked: int, positions: int, blocks: int, model: int, both: int) -> None:
-    config: Any = SimpleNamespace(max_position_embeddings=positions)
+    config: Any = SimpleNamespace(max_position_embeddings=positions, max_context_tokens=positions)
     settings = load_settings(max_model_len_tokens=asked, num_blocks=blocks, block_size_tokens=16)
     limits = LengthLimits.of(settings, config)
     assert (limits.model_tokens, limits.pool_tokens, limits.tokens) == (model, blocks * 16, both)
 
 
 def test_more_than_the_model_was_made_for_is_refused_and_named() -> None:
-    config: Any = SimpleNamespace(max_position_embeddings=2048)
+    config: Any = SimpleNamespace(max_position_embeddings=2048, max_context_tokens=2048)
     with pytest.raises(SettingsError, match="BATON_MAX_MODEL_LEN_TOKENS=2049: the model was made for 2048 tokens"):
         LengthLimits.of(load_settings(max_model_len_tokens=2049), config)
+
+
+def test_more_than_a_sliding_window_holds_is_refused_and_nothing_asked_for_means_up_to_it() -> None:
+    config: Any = SimpleNamespace(max_position_embeddings=2048, max_context_tokens=512)
+    with pytest.raises(SettingsError, match="BATON_MAX_MODEL_LEN_TOKENS=513: the model's sliding_window is 512 tokens"):
+        LengthLimits.of(load_settings(max_model_len_tokens=513), config)
+    assert LengthLimits.of(load_settings(max_model_len_tokens=512), config).model_tokens == 512
+    assert LengthLimits.of(load_settings(max_model_len_tokens=0), config).model_tokens == 512
 
 
 @pytest.mark.parametrize(
