@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from app.versions import SPOKEN
+from app.logprobs import MAX_LOGPROBS
+from app.versions import LOGPROBS, SPOKEN
 
 FinishReason = Literal["stop", "length"]
 Role = Literal["prefill", "decode", "control", "web"]
@@ -19,29 +20,48 @@ class Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+
+
 class SamplingParams(Frozen):
     """How tokens are drawn and when an answer ends.
 
     A draw is a pure function of (``seed``, index in the answer, logits), so that a resumed attempt
-    draws the same tokens. ``temperature`` 0 is greedy. ``top_k`` 0 means "all". Penalties come before all of these;
-    they count the output ids of every attempt.
+    draws the same tokens. In this order: ``logit_bias``, penalties (they count the output ids of every attempt), what
+    ``min_tokens`` bans; ``temperature`` (0 is greedy), ``min_p``, ``top_k`` (0 means "all"), ``top_p``.
+    ``logprobs`` are those of the model's own distribution, before all of it.
     """
 
     temperature: float = Field(1.0, ge=0, le=2, allow_inf_nan=False)
     top_p: float = Field(1.0, gt=0, le=1, allow_inf_nan=False)
     top_k: int = Field(0, ge=0)
+    min_p: float = Field(0.0, ge=0, le=1, allow_inf_nan=False)
+    """What is less likely than this share of the likeliest token is not drawn."""
+    logit_bias: tuple[tuple[Annotated[int, Field(ge=0)], Bias], ...] = ()
+    """Token id and what is added to its logit; no id twice."""
     presence_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
     frequency_penalty: float = Field(0.0, ge=-2, le=2, allow_inf_nan=False)
     repetition_penalty: float = Field(1.0, gt=0, allow_inf_nan=False)
     seed: int = Field(ge=-(2**63), lt=2**63)
     max_tokens: int = Field(ge=1)
+    min_tokens: int = Field(0, ge=0)
+    """Up to this length no EOS and no stop token is drawn, and no stop string counts."""
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
     ignore_eos: bool = False
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
+    """How many of the likeliest tokens are named with each token, beside the token itself; None: no logprobs."""
 
     @property
     def has_penalties(self) -> bool:
         """Whether any of the three penalties changes anything."""
         return (self.presence_penalty, self.frequency_penalty, self.repetition_penalty) != (0, 0, 1)
+
+    @property
+    def needs_version(self) -> int:
+        """The oldest version whose nodes can compute it (``app.versions``): those before do not know these options."""
+        new = (self.min_p, self.logit_bias, self.min_tokens, self.stop_token_ids, self.logprobs)
+        return SPOKEN.oldest if new == (0, (), 0, (), None) else LOGPROBS
 
 
 class Shown(Frozen):

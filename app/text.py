@@ -103,7 +103,8 @@ class _StopMatcher:
         self.cut: int | None = None
         """Where the first stop string starts, in characters from the start of the text; None while there is none."""
 
-    def feed(self, text: str) -> None:
+    def feed(self, text: str, *, counts: bool = True) -> None:
+        """``counts``: whether a stop string that is completed here is one."""
         if self.cut is not None or not self._stops:
             return
         for char in text:
@@ -111,7 +112,7 @@ class _StopMatcher:
             longest = 0
             for index in range(len(self._stops)):
                 longest = max(longest, self._step(index, char))
-            if longest:
+            if longest and counts:
                 self.cut = self._seen - longest
                 return
 
@@ -126,8 +127,9 @@ class _StopMatcher:
             state = failure[state - 1]
         if stop[state] == char:
             state += 1
-        self._matched[index] = state
-        return state if state == len(stop) else 0
+        complete = state == len(stop)
+        self._matched[index] = failure[-1] if complete else state
+        return state if complete else 0
 
 
 def _failure_table(stop: str) -> list[int]:
@@ -143,25 +145,31 @@ def _failure_table(stop: str) -> list[int]:
 
 
 class StopChecker:
-    """The worker's side: has a stop string appeared?"""
+    """The worker's side: has a stop string appeared?
 
-    def __init__(self, stops: Sequence[str], tokenizer: Tokenizer) -> None:
+    One that is complete with the first ``min_tokens`` tokens is passed over, as in vLLM.
+    """
+
+    def __init__(self, stops: Sequence[str], tokenizer: Tokenizer, min_tokens: int = 0) -> None:
         self._matcher = _StopMatcher(stops)
         self._detokenizer = IncrementalDetokenizer(tokenizer) if any(stops) else None
+        self._uncounted = min_tokens
 
     def push(self, token_id: int) -> bool:
         """Add one output id; return whether a stop string is complete in the text so far (and stays so)."""
         if self._detokenizer is None:
             return False
-        self._matcher.feed(self._detokenizer.push((token_id,)))
+        self._matcher.feed(self._detokenizer.push((token_id,)), counts=self._uncounted <= 0)
+        self._uncounted -= 1
         return self._matcher.cut is not None
 
 
 class StopTruncator:
     """Web's side: the text up to the first stop string, never showing the beginning of one."""
 
-    def __init__(self, stops: Sequence[str], tokenizer: Tokenizer) -> None:
+    def __init__(self, stops: Sequence[str], tokenizer: Tokenizer, min_tokens: int = 0) -> None:
         self._matcher = _StopMatcher(stops)
+        self._uncounted = min_tokens
         self._detokenizer = IncrementalDetokenizer(tokenizer)
         self._held = ""
         self._sent = 0
@@ -173,7 +181,13 @@ class StopTruncator:
 
     def push(self, ids: Iterable[int]) -> str:
         """Add output ids; return the text that may be sent now."""
-        return self._release(self._detokenizer.push(ids), final=False)
+        if self._uncounted <= 0:
+            return self._release(self._detokenizer.push(ids), final=False)
+        ids = list(ids)
+        early, rest = ids[: self._uncounted], ids[self._uncounted :]
+        text = self._release(self._detokenizer.push(early), final=False)
+        self._uncounted -= len(early)
+        return text + self._release(self._detokenizer.push(rest), final=False)
 
     def flush(self) -> str:
         """Return the rest of a finished answer. Nothing may be pushed afterwards."""
@@ -182,7 +196,7 @@ class StopTruncator:
     def _release(self, text: str, *, final: bool) -> str:
         if self.stopped:
             return ""
-        self._matcher.feed(text)
+        self._matcher.feed(text, counts=self._uncounted <= 0)
         self._held += text
         if self._matcher.cut is not None:
             length = self._matcher.cut - self._sent

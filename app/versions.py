@@ -27,7 +27,10 @@ class Versions(NamedTuple):
         return isinstance(version, int) and self.oldest <= version <= self.newest
 
 
-SPOKEN = Versions(oldest=3, newest=3)
+LOGPROBS = 4
+"""From this version on a record may hold logprobs beside its tokens, and the sampling options that came with them."""
+
+SPOKEN = Versions(oldest=3, newest=4)
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ def admit(services: Services, client_id: str, prepared: Prepared, key: Idempoten
             or it will be aborted.
     """
     services.node.demand_registered()
+    services.node.demand_version(prepared.sampling.needs_version)
     if services.process.drain_over:  # before that: what comes now was let in before, and finishes as what is open
         raise ServiceUnavailable("this web process is shutting down; try again", retry_after_s=1)
     if not services.seats.acquire(blocking=False):

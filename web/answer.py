@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from app.logprobs import TokenLogprobs
 from app.model.tokenizer import Tokenizer
-from app.schemas import FinishReason
+from app.schemas import FinishReason, SamplingParams
 from app.text import StopTruncator
 from web.follow import Progress
 
@@ -18,27 +19,36 @@ class Delta:
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """Of each of ``token_ids``, if the client asks for them."""
 
 
 class Answer:
     """One answer while it grows."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], stop: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
         self.prompt_ids = prompt_ids
         self.token_ids: list[int] = []
-        self._text = StopTruncator(stop, tokenizer)
+        self.logprobs: list[TokenLogprobs] = []
+        self._stop_token_ids = frozenset(sampling.stop_token_ids)
+        self._text = StopTruncator(sampling.stop, tokenizer, sampling.min_tokens)
         self._parts: list[str] = []
         self.finish_reason: FinishReason | None = None
 
     def add(self, progress: Progress) -> Delta:
         """Take the next tokens; the last ones carry the finish reason and release all text that was held back."""
-        text = self._text.push(progress.tokens)
+        tokens = progress.tokens
+        if progress.finish_reason == "stop" and tokens and tokens[-1] in self._stop_token_ids:
+            tokens = tokens[:-1]  # a stop token adds no text, as in vLLM
+        text = self._text.push(tokens)
         if progress.finish_reason is not None:
             text += self._text.flush()
+        logprobs = tuple(map(TokenLogprobs.unpack, progress.logprobs))
+        self.logprobs.extend(logprobs)
         self.token_ids.extend(progress.tokens)
         self._parts.append(text)
         self.finish_reason = progress.finish_reason
-        return Delta(text, progress.tokens, progress.finish_reason)
+        return Delta(text, progress.tokens, progress.finish_reason, logprobs)
 
     @property
     def text(self) -> str:

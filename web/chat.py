@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 from flask import Blueprint, Response
 
+from app.logprobs import TokenLogprobs
 from web.admission import Job
 from web.answer import Answer, Delta
 from web.body import read_body
 from web.idempotency import read_key
+from web.logprobs import chat_logprobs
 from web.openai_schemas import ChatBody
 from web.params import parse_body, prepare_chat
+from web.served import ServedModel
 from web.services import services
 from web.sse import respond
 
@@ -23,15 +27,16 @@ blueprint = Blueprint("chat", __name__)
 def create_chat_completion() -> Response:
     model = services().model
     body = parse_body(read_body(), ChatBody)
-    return respond(partial(ChatShape, model.name), prepare_chat(body, model), read_key(body, model.fingerprint))
+    return respond(partial(ChatShape, model), prepare_chat(body, model), read_key(body, model.fingerprint))
 
 
 class ChatShape:
     """OpenAI's chat objects; token ids where vLLM puts them."""
 
-    def __init__(self, model: str, job: Job) -> None:
+    def __init__(self, model: ServedModel, job: Job) -> None:
         self._prepared = job.prepared
-        self._head = {"id": f"chatcmpl-{job.client_id}", "created": job.created, "model": model}
+        self._tokenizer = model.tokenizer
+        self._head = {"id": f"chatcmpl-{job.client_id}", "created": job.created, "model": model.name}
 
     def opening(self) -> list[dict[str, Any]]:
         chunk = self._chunk({"role": "assistant", "content": ""})
@@ -41,9 +46,12 @@ class ChatShape:
 
     def delta(self, delta: Delta) -> list[dict[str, Any]]:
         with_ids = self._prepared.return_token_ids and bool(delta.token_ids)
-        chunks = [self._chunk({"content": delta.text})] if delta.text or with_ids else []
+        logprobs = self._logprobs(delta.token_ids, delta.logprobs) if delta.token_ids else None
+        chunks = [self._chunk({"content": delta.text})] if delta.text or with_ids or logprobs else []
         if with_ids:
             chunks[0]["choices"][0]["token_ids"] = list(delta.token_ids)
+        if logprobs:
+            chunks[0]["choices"][0]["logprobs"] = logprobs
         if delta.finish_reason is not None:
             chunks.append(self._chunk({}, delta.finish_reason))
         return chunks
@@ -53,12 +61,18 @@ class ChatShape:
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None, "annotations": []}
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": answer.finish_reason}
+        logprobs = self._logprobs(answer.token_ids, answer.logprobs)
+        choice = {"index": 0, "message": message, "logprobs": logprobs, "finish_reason": answer.finish_reason}
         whole = {**self._head, "object": "chat.completion", "choices": [choice], "usage": answer.usage()}
         if self._prepared.return_token_ids:
             choice["token_ids"] = answer.token_ids
             whole["prompt_token_ids"] = list(self._prepared.prompt_ids)
         return whole
+
+    def _logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> dict[str, Any] | None:
+        if self._prepared.sampling.logprobs is None:
+            return None
+        return chat_logprobs(self._tokenizer, token_ids, logprobs)
 
     def _chunk(self, delta: dict[str, str], finish_reason: str | None = None) -> dict[str, Any]:
         choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}

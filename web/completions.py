@@ -11,8 +11,10 @@ from web.admission import Job
 from web.answer import Answer, Delta
 from web.body import read_body
 from web.idempotency import read_key
+from web.logprobs import CompletionLogprobs
 from web.openai_schemas import CompletionBody
 from web.params import parse_body, prepare_completion
+from web.served import ServedModel
 from web.services import services
 from web.sse import respond
 
@@ -24,20 +26,22 @@ def create_completion() -> Response:
     model = services().model
     body = parse_body(read_body(), CompletionBody)
     prepared = prepare_completion(body, model)
-    return respond(partial(CompletionShape, model.name), prepared, read_key(body, model.fingerprint))
+    return respond(partial(CompletionShape, model), prepared, read_key(body, model.fingerprint))
 
 
 class CompletionShape:
     """OpenAI's completion objects; token ids where vLLM puts them: in the choice."""
 
-    def __init__(self, model: str, job: Job) -> None:
+    def __init__(self, model: ServedModel, job: Job) -> None:
         self._prepared = job.prepared
+        wants_logprobs = job.prepared.sampling.logprobs is not None
+        self._logprobs = CompletionLogprobs(model.tokenizer) if wants_logprobs else None
         self._prompt_ids_sent = False
         self._head = {
             "id": f"cmpl-{job.client_id}",
             "object": "text_completion",
             "created": job.created,
-            "model": model,
+            "model": model.name,
         }
 
     def opening(self) -> list[dict[str, Any]]:
@@ -45,7 +49,10 @@ class CompletionShape:
 
     def delta(self, delta: Delta) -> list[dict[str, Any]]:
         with_ids = self._prepared.return_token_ids and bool(delta.token_ids)
-        chunks = [self._chunk(delta.text)] if delta.text or with_ids else []
+        with_logprobs = self._logprobs is not None and bool(delta.token_ids)
+        chunks = [self._chunk(delta.text)] if delta.text or with_ids or with_logprobs else []
+        if self._logprobs is not None and delta.token_ids:
+            chunks[0]["choices"][0]["logprobs"] = self._logprobs.add(delta.token_ids, delta.logprobs)
         if with_ids:
             choice = chunks[0]["choices"][0]
             choice["token_ids"] = list(delta.token_ids)
@@ -63,7 +70,7 @@ class CompletionShape:
         choice: dict[str, Any] = {
             "index": 0,
             "text": answer.text,
-            "logprobs": None,
+            "logprobs": self._logprobs and self._logprobs.add(answer.token_ids, answer.logprobs),
             "finish_reason": answer.finish_reason,
         }
         if self._prepared.return_token_ids:

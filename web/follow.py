@@ -23,6 +23,8 @@ class Progress:
 
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    logprobs: tuple[str, ...] = ()
+    """One per token, packed, or none at all."""
 
 
 class Ask(Enum):
@@ -59,7 +61,7 @@ class Follower:
             raise Ended(end_error(event.state, event.error_code, event.error_detail))
         if event.index > self.read_from or self.read_from < len(self.ids):
             return Ask.RECORD  # tokens are missing; or they must come again, and this event may be older than the loss
-        return self._take(event.index, event.tokens, event.state, event.finish_reason)
+        return self._take(event.index, event.tokens, event.logprobs, event.state, event.finish_reason)
 
     def read(self, record: SnapshotAnswer) -> Progress | Ask | None:
         """Take the record, read from ``read_from`` or earlier.
@@ -71,22 +73,27 @@ class Follower:
             raise Ended(ServiceUnavailable("the ledger has lost this request; try again"))
         if record.state in TERMINAL and record.state != RequestState.FINISHED:
             raise Ended(end_error(record.state, record.error_code, record.error_detail))
-        return self._take(record.output_from, record.output_ids, record.state, record.finish_reason)
+        return self._take(record.output_from, record.output_ids, record.logprobs, record.state, record.finish_reason)
 
     def _take(
-        self, index: int, tokens: tuple[int, ...], state: str, finish_reason: FinishReason | None
+        self,
+        index: int,
+        tokens: tuple[int, ...],
+        logprobs: tuple[str, ...],
+        state: str,
+        finish_reason: FinishReason | None,
     ) -> Progress | Ask | None:
         """Compare what is known already, keep and return what is new. ``index`` <= read_from <= number of ids."""
         known, end = len(self.ids), index + len(tokens)
         finished = state == RequestState.FINISHED
         if list(tokens[: known - index]) != self.ids[index : min(known, end)] or (finished and end < known):
             raise Ended(different_tokens())
-        new = tokens[known - index :]
+        new, new_logprobs = tokens[known - index :], logprobs[known - index :]
         if finished and index > 0 and (self.doubted or not new):  # the last token and the end come together
             self.read_from = 0
             return Ask.RECORD
         self.ids.extend(new)
         self.read_from = max(self.read_from, end)
         if finished:
-            return Progress(new, finish_reason or "stop")
-        return Progress(new) if new else None
+            return Progress(new, finish_reason or "stop", new_logprobs)
+        return Progress(new, logprobs=new_logprobs) if new else None

@@ -80,6 +80,15 @@ class WebNode:
         if not self._heartbeat.registered:
             raise ServiceUnavailable(f"{self._not_registered()}; try again", retry_after_s=1)
 
+    def demand_version(self, version: int) -> None:
+        """Raises ServiceUnavailable while a node may run that cannot compute a request of ``version``."""
+        if self._heartbeat.version < version:
+            raise ServiceUnavailable(
+                "this request has options that nodes of the release before do not know, and one still runs; try again "
+                "when the upgrade is over",
+                retry_after_s=5,
+            )
+
     def wait_registered(self, timeout_s: float) -> bool:
         return self._heartbeat.wait_registered(timeout_s)
 

@@ -6,16 +6,23 @@ value is refused by name, so that no client believes in an option that was dropp
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
 from pydantic_core import PydanticCustomError
 
+from app.logprobs import MAX_LOGPROBS
+
 MAX_STOPS = 16
 MAX_STOP_CHARACTERS = 1000
 """The engine looks for each of them with every token, between the tokens of others."""
 MOST_TOKENS = 2**31 - 1
+MAX_STOP_TOKENS = 1024
+MAX_BIASES = 1024
+"""They stand in the request's record, and are looked at with every token."""
 _INT64 = 2**63
+_TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,18}")
 
 
 def _only(*harmless: object) -> Any:
@@ -45,6 +52,29 @@ def _check_stop(value: object) -> tuple[str, ...]:
     return tuple(stops)
 
 
+def _check_bias(value: object) -> tuple[tuple[int, float], ...]:
+    """``{"50256": -100}`` → pairs in the order of their ids."""
+    if value is None:
+        return ()
+    if not isinstance(value, dict) or not all(isinstance(key, str) and _TOKEN_ID.fullmatch(key) for key in value):
+        raise PydanticCustomError("bias", "must be an object whose keys are token ids")
+    if len(value) > MAX_BIASES:
+        raise PydanticCustomError("bias", f"may hold {MAX_BIASES} token ids at most")
+    if not all(type(bias) in (int, float) and -100 <= bias <= 100 for bias in value.values()):
+        raise PydanticCustomError("bias", "must hold numbers from -100 to 100")
+    return tuple(sorted((int(key), float(bias)) for key, bias in value.items()))
+
+
+def _check_stop_tokens(value: object) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, list) or not all(type(each) is int for each in value):
+        raise PydanticCustomError("stop", "must be a list of token ids")
+    if len(value) > MAX_STOP_TOKENS:
+        raise PydanticCustomError("stop", f"may hold {MAX_STOP_TOKENS} token ids at most")
+    return tuple(sorted(set(value)))
+
+
 def _check_prompt(value: object) -> str | tuple[int, ...]:
     if isinstance(value, list) and value and all(isinstance(v, str | list) for v in value):
         if len(value) > 1:
@@ -64,6 +94,8 @@ def _check_content(value: object) -> object:
     raise PydanticCustomError("content", "must be a string, null or a list of text parts")
 
 
+LogitBias = Annotated[Any, PlainValidator(_check_bias)]
+StopTokens = Annotated[Any, PlainValidator(_check_stop_tokens)]
 Stop = Annotated[Any, PlainValidator(_check_stop)]
 Prompt = Annotated[Any, PlainValidator(_check_prompt)]
 Content = Annotated[Any, PlainValidator(_check_content)]
@@ -101,17 +133,17 @@ class Generation(Body):
     frequency_penalty: float | None = Field(None, ge=-2, le=2, allow_inf_nan=False)
     repetition_penalty: float | None = Field(None, gt=0, allow_inf_nan=False)
     seed: int | None = Field(None, ge=-_INT64, lt=_INT64)
+    min_p: float | None = Field(None, ge=0, le=1, allow_inf_nan=False)
+    logit_bias: LogitBias = ()
+    min_tokens: int | None = Field(None, ge=0, le=MOST_TOKENS)
     stop: Stop = ()
+    stop_token_ids: StopTokens = ()
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
     user: str | None = None
     """A label of the client's; Baton does not use it."""
 
     n: _only(1) = None  # type: ignore[valid-type]
-    min_p: _only(0) = None  # type: ignore[valid-type]
-    min_tokens: _only(0) = None  # type: ignore[valid-type]
-    logit_bias: _only({}) = None  # type: ignore[valid-type]
-    stop_token_ids: _only([]) = None  # type: ignore[valid-type]
     bad_words: _only([]) = None  # type: ignore[valid-type]
     allowed_token_ids: _only() = None  # type: ignore[valid-type]
     prompt_logprobs: _only() = None  # type: ignore[valid-type]
@@ -127,10 +159,10 @@ class CompletionBody(Generation):
     """``POST /v1/completions``."""
 
     prompt: Prompt
+    logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
     best_of: _only(1) = None  # type: ignore[valid-type]
     echo: _only(False) = None  # type: ignore[valid-type]
-    logprobs: _only() = None  # type: ignore[valid-type]
     suffix: _only("") = None  # type: ignore[valid-type]
 
 
@@ -153,12 +185,12 @@ class ChatBody(Generation):
 
     messages: list[Message] = Field(min_length=1)
     max_completion_tokens: int | None = Field(None, ge=1, le=MOST_TOKENS)
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
     prompt_cache_key: str | None = None
     safety_identifier: str | None = None
     """Like ``user``: labels."""
 
-    logprobs: _only(False) = None  # type: ignore[valid-type]
-    top_logprobs: _only(0) = None  # type: ignore[valid-type]
     tools: _only([]) = None  # type: ignore[valid-type]
     tool_choice: _only("none", "auto") = None  # type: ignore[valid-type]
     parallel_tool_calls: _only(True, False) = None  # type: ignore[valid-type]

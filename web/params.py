@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -59,12 +60,10 @@ def prepare_completion(body: CompletionBody, model: ServedModel) -> Prepared:
         ids = _encode(body.prompt, model, "prompt", add_special_tokens=True) if body.prompt else ()
     else:
         ids = body.prompt
-        if wrong := next((i for i in ids if not 0 <= i < model.vocab_size), None):
-            raise InvalidRequest(
-                f"prompt: token id {wrong} is not in the vocabulary of {model.vocab_size}", param="prompt"
-            )
+        _check_ids(ids, model, "prompt")
     room = _room(ids, model, "prompt")
-    return _prepared(body, model, ids, body.max_tokens, min(COMPLETION_MAX_TOKENS, room), "max_tokens")
+    default = min(COMPLETION_MAX_TOKENS, room)
+    return _prepared(body, model, ids, body.max_tokens, default, "max_tokens", body.logprobs)
 
 
 def prepare_chat(body: ChatBody, model: ServedModel) -> Prepared:
@@ -77,7 +76,10 @@ def prepare_chat(body: ChatBody, model: ServedModel) -> Prepared:
         given, field = body.max_tokens, "max_tokens"
     elif body.max_tokens not in (None, given):
         raise InvalidRequest("max_tokens and max_completion_tokens differ; give one of them", param="max_tokens")
-    return _prepared(body, model, ids, given, _room(ids, model, "messages"), field)
+    if body.top_logprobs and not body.logprobs:
+        raise InvalidRequest("top_logprobs: allowed only with logprobs true", param="top_logprobs")
+    logprobs = (body.top_logprobs or 0) if body.logprobs else None
+    return _prepared(body, model, ids, given, _room(ids, model, "messages"), field, logprobs)
 
 
 def _encode(text: str, model: ServedModel, param: str, *, add_special_tokens: bool) -> tuple[int, ...]:
@@ -88,7 +90,13 @@ def _encode(text: str, model: ServedModel, param: str, *, add_special_tokens: bo
 
 
 def _prepared(
-    body: Generation, model: ServedModel, ids: tuple[int, ...], given: int | None, default: int, field: str
+    body: Generation,
+    model: ServedModel,
+    ids: tuple[int, ...],
+    given: int | None,
+    default: int,
+    field: str,
+    logprobs: int | None,
 ) -> Prepared:
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options: allowed only with stream", param="stream_options")
@@ -98,17 +106,27 @@ def _prepared(
             f"{len(ids)} prompt tokens and {field} {max_tokens} are {len(ids) + max_tokens}; {_limit(model)}",
             param=field,
         )
+    min_tokens = body.min_tokens or 0
+    if min_tokens > max_tokens:
+        raise InvalidRequest(f"min_tokens: {min_tokens} is more than {field} {max_tokens}", param="min_tokens")
+    _check_ids(body.stop_token_ids, model, "stop_token_ids")
+    _check_ids([token_id for token_id, _ in body.logit_bias], model, "logit_bias")
     sampling = SamplingParams(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
         top_k=max(0, body.top_k or 0),
+        min_p=body.min_p or 0.0,
+        logit_bias=body.logit_bias,
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
         seed=secrets.randbits(SEED_BITS) if body.seed is None else body.seed,
         max_tokens=max_tokens,
+        min_tokens=min_tokens,
         stop=body.stop,
+        stop_token_ids=body.stop_token_ids,
         ignore_eos=bool(body.ignore_eos),
+        logprobs=logprobs,
     )
     return Prepared(
         prompt_ids=ids,
@@ -117,6 +135,12 @@ def _prepared(
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
         return_token_ids=bool(body.return_token_ids),
     )
+
+
+def _check_ids(ids: Sequence[int], model: ServedModel, param: str) -> None:
+    wrong = next((i for i in ids if not 0 <= i < model.vocab_size), None)
+    if wrong is not None:
+        raise InvalidRequest(f"{param}: token id {wrong} is not in the vocabulary of {model.vocab_size}", param=param)
 
 
 def _room(ids: tuple[int, ...], model: ServedModel, param: str) -> int:

@@ -47,7 +47,7 @@ def respond(make_shape: Callable[[Job], Shape], prepared: Prepared, key: Idempot
     """Admit the request and answer it. Errors before the first byte are raised, and become a real HTTP status."""
     these = services()
     client = Client(request.environ)
-    answer = Answer(these.model.tokenizer, prepared.prompt_ids, prepared.sampling.stop)
+    answer = Answer(these.model.tokenizer, prepared.prompt_ids, prepared.sampling)
     job = admit(these, request_id.current(), prepared, key)
     deltas = relay(these, job, answer, client)
     if job.record is not None:

@@ -144,4 +144,12 @@ class EngineLane:
         engine_s = self._spent_s[output.key]
         if output.key not in self._engine:
             del self._spent_s[output.key]
-        return on.Sample(output.key, output.index, token, output.finish_reason, output.error or "", engine_s=engine_s)
+        return on.Sample(
+            output.key,
+            output.index,
+            token,
+            output.finish_reason,
+            output.error or "",
+            engine_s=engine_s,
+            logprobs=output.logprobs,
+        )

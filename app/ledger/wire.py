@@ -81,6 +81,7 @@ def _admit(command: Admit) -> dict[str, Any]:
         "max_tokens": command.sampling.max_tokens,
         "web": command.watcher.web,
         "connection": command.watcher.connection,
+        "logprobs": command.sampling.logprobs is not None,
         "limits": asdict(command.limits),
         "key": command.key.scoped if command.key else "",
         "body": command.key.body if command.key else "",
@@ -92,7 +93,10 @@ def _watcher(command: Attach | Detach) -> dict[str, Any]:
 
 
 def _emit(command: Emit) -> dict[str, Any]:
-    return asdict(command) | {"finish_reason": command.finish_reason or ""}
+    fields = asdict(command) | {"finish_reason": command.finish_reason or ""}
+    if not command.logprobs:
+        del fields["logprobs"]
+    return fields
 
 
 def _register(command: Register) -> dict[str, Any]:
@@ -136,6 +140,10 @@ def _ids(text: str) -> tuple[int, ...]:
     return tuple(json.loads(text))
 
 
+def _logprobs(text: str) -> tuple[str, ...]:
+    return tuple(text.split("|")) if text else ()
+
+
 def _reason(text: str) -> FinishReason | None:
     return cast(FinishReason, text) if text else None
 
@@ -173,6 +181,7 @@ def _snapshot_answer(raw: Raw) -> SnapshotAnswer:
     fields["status"] = ReadStatus(raw["status"])
     if "output" in fields:
         fields["output_ids"] = _ids(fields.pop("output"))
+        fields["logprobs"] = _logprobs(raw.get("logprobs", ""))
         fields["finish_reason"] = _reason(raw["finish_reason"])
     return SnapshotAnswer(**fields)
 
@@ -293,4 +302,5 @@ def decode_event(text: bytes | str) -> Event:
         finish_reason=_reason(raw.get("finish_reason", "")),
         error_code=raw.get("error_code", ""),
         error_detail=raw.get("error_detail", ""),
+        logprobs=_logprobs(raw.get("logprobs", "")),
     )

@@ -71,11 +71,18 @@ class Sample:
     """Of an error: whether another try may go better."""
     engine_s: float = 0.0
     """Seconds of engine steps that this sequence has taken part in since it came."""
+    logprobs: str = ""
+    """Of the token, packed as in ``app.logprobs``, if the request asks for them."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
         """The token, if there is one."""
         return () if self.token == NO_TOKEN else (self.token,)
+
+    @property
+    def all_logprobs(self) -> tuple[str, ...]:
+        """One for each of ``tokens``, or none."""
+        return (self.logprobs,) if self.logprobs else ()
 
     @property
     def failure(self) -> FailureKind:

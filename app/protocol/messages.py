@@ -20,10 +20,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
 
+from app.logprobs import MAX_PACKED
 from app.protocol.commands import FailureKind
 from app.protocol.tables import FailureReason
 from app.schemas import Frozen, KVLocation
-from app.versions import SPOKEN
+from app.versions import LOGPROBS, SPOKEN, Since
 
 Id = Annotated[str, Field(min_length=1, max_length=128)]
 Token = Annotated[int, Field(ge=0, lt=2**31)]
@@ -77,7 +78,7 @@ class Commit(HandoffMessage):
     """The KV of ``num_tokens`` positions lies in ``blocks`` of the pool at ``location``.
 
     ``generations`` and ``digests`` (xxh3-128, hex) are per block, in the order of ``blocks``. ``token`` is what
-    prefill sampled for position ``index`` of the answer.
+    prefill sampled for position ``index`` of the answer, ``logprobs`` what goes with it.
     """
 
     kind: Literal["commit"] = "commit"
@@ -88,6 +89,7 @@ class Commit(HandoffMessage):
     blocks: tuple[Index, ...]
     generations: tuple[int, ...]
     digests: tuple[Annotated[str, Field(pattern="^[0-9a-f]{32}$")], ...]
+    logprobs: Annotated[str, Field(max_length=MAX_PACKED), Since(LOGPROBS)] = ""
 
 
 class Activating(HandoffMessage):

@@ -12,6 +12,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from app.ledger.api import Ledger
+from app.logprobs import TokenLogprobs
 from app.model.chat import ChatTemplate
 from app.model.limits import LengthLimits
 from app.model.tokenizer import Tokenizer
@@ -128,6 +129,12 @@ def say(text: str, finish: FinishReason = "stop", *, eos: bool = True) -> list[S
     return [*(Send([t]) for t in tokens[:-1]), Send(tokens[-1:], finish)]
 
 
+def toy_logprobs(work: Work, token: int, index: int) -> str:
+    """What a toy model of 258 tokens may say of the ``index``-th one: itself first, then the letters."""
+    others = ((token, -0.5), *((97 + i, -1.5 - i) for i in range(26)))
+    return TokenLogprobs(-0.5 - index / 8, others[: work.sampling.logprobs or 0]).pack()
+
+
 class ScriptedWorker:
     """A prefill and a decode node without an engine: what they emit is a script. Each request has a thread."""
 
@@ -209,7 +216,9 @@ class ScriptedWorker:
     def _emit(
         self, work: Work, owner: str, index: int, tokens: Sequence[int], finish: FinishReason | None
     ) -> EmitStatus:
-        command = Emit(work.uid, work.attempt, work.fence, owner, index, tuple(tokens), finish)
+        logprobs = tuple(toy_logprobs(work, token, index + i) for i, token in enumerate(tokens))
+        told = () if work.sampling.logprobs is None else logprobs
+        command = Emit(work.uid, work.attempt, work.fence, owner, index, tuple(tokens), finish, told)
         status = self._ledger.execute(command).status
         self.emitted.append(status)
         return status

@@ -157,10 +157,12 @@ def test_what_the_worker_gets_is_what_the_client_asked_for(make_rig: MakeRig) ->
     rig = make_rig(script=script)
     options: Any = {"temperature": 0.5, "top_p": 0.9, "top_k": 5, "seed": -7, "max_tokens": 9, "ignore_eos": True}
     penalties: Any = {"presence_penalty": 0.5, "frequency_penalty": -1.5, "repetition_penalty": 1.25}
-    rig.complete("r1", stop="END", **options, **penalties)
+    tokens: Any = {"min_p": 0.1, "min_tokens": 2, "stop_token_ids": [9, 3], "logit_bias": {"7": -100, "5": 1.5}}
+    rig.complete("r1", stop="END", logprobs=3, **options, **penalties, **tokens)
     (work,) = seen
     assert (work.client_id, list(work.prompt_ids), work.attempt) == ("r1", ids("hi"), 1)
-    assert work.sampling.model_dump() == {**options, **penalties, "stop": ("END",)}
+    tokens |= {"stop_token_ids": (3, 9), "logit_bias": ((5, 1.5), (7, -100.0)), "stop": ("END",), "logprobs": 3}
+    assert work.sampling.model_dump() == {**options, **penalties, **tokens}
     wait_for(lambda: rig.bells.rung)
     (bell,) = rig.bells.rung
     assert (bell.queue, bell.uid, bell.attempt) == ("prefill", work.uid, 1)

@@ -18,6 +18,7 @@ import zmq
 
 from app.link import CallOutcome, Link
 from app.protocol.messages import ACCEPTED, Message, PullResult, Refusal, refused
+from app.versions import SPOKEN
 from tests.waiting import wait_for
 
 RESULT = PullResult(uid="u", attempt=1, fence="f", lease_id="l", activated=True)
@@ -35,6 +36,7 @@ class Peer:
         self.got: list[Message] = []
         self.answer = answer
         self.link = Link(incarnation, "127.0.0.1", self._called, never)
+        self.link.version = SPOKEN.newest
 
     def _called(self, call_id: str, message: Message) -> None:
         self.got.append(message)
@@ -45,6 +47,7 @@ class Peer:
 @pytest.fixture
 def caller() -> Iterator[Link]:
     link = Link("caller", "127.0.0.1", lambda call_id, message: None, never)
+    link.version = SPOKEN.newest
     yield link
     link.close()
 
@@ -125,10 +128,12 @@ CHILD = textwrap.dedent("""
     import sys, threading
     from app.link import Link
     from app.protocol.messages import ACCEPTED
+    from app.versions import SPOKEN
     def called(call_id, message):
         print("got", flush=True)
         link.reply(call_id, ACCEPTED)
     link = Link("child", "127.0.0.1", called, lambda name, error: None)
+    link.version = SPOKEN.newest
     print(link.address, flush=True)
     threading.Event().wait()
 """)
@@ -235,6 +240,7 @@ def test_a_malformed_message_in_a_good_envelope_is_refused_by_name(message: dict
 
 def test_a_call_on_a_closed_link_was_certainly_not_sent() -> None:
     link = Link("caller", "127.0.0.1", lambda call_id, message: None, never)
+    link.version = SPOKEN.newest
     link.close()
     outcome, took = ask(link, "tcp://127.0.0.1:1", "peer", timeout_s=5)
     assert outcome.reply is None
@@ -249,7 +255,9 @@ def test_a_link_that_dies_says_so_and_later_calls_end_at_once() -> None:
         raise ZeroDivisionError
 
     broken = Link("broken", "127.0.0.1", fail, lambda name, error: crashes.put(f"{name} {type(error).__name__}"))
+    broken.version = SPOKEN.newest
     caller = Link("caller", "127.0.0.1", lambda call_id, message: None, never)
+    caller.version = SPOKEN.newest
     try:
         ask(caller, broken.address, "broken", timeout_s=1)
         assert crashes.get(timeout=5) == "link ZeroDivisionError"
@@ -269,6 +277,7 @@ def test_a_call_without_an_answer_leaves_its_neighbours_on_the_same_link_alone(c
         silent_first.append(call_id)
 
     peer = Link("peer", "127.0.0.1", called, never)
+    peer.version = SPOKEN.newest
     try:
         caller.call(peer.address, "peer", RESULT, 0.2, outcomes["lost"].put)
         caller.call(peer.address, "peer", RESULT, 10, outcomes["slow"].put)

@@ -8,6 +8,7 @@ import pytest
 
 from app.link import CallOutcome, Link
 from app.protocol.messages import ACCEPTED, Message, PullResult
+from app.versions import SPOKEN
 from tests.integration.test_link import never
 
 RESULT = PullResult(uid="u", attempt=1, fence="f", lease_id="l", activated=True)
@@ -19,7 +20,9 @@ def test_a_call_to_what_is_no_address_was_certainly_not_sent_and_the_next_one_wo
         peer.reply(call_id, ACCEPTED)
 
     peer = Link("peer", "127.0.0.1", called, never)
+    peer.version = SPOKEN.newest
     caller = Link("caller", "127.0.0.1", lambda call_id, message: None, never)
+    caller.version = SPOKEN.newest
     outcomes: queue.Queue[CallOutcome] = queue.Queue()
     try:
         caller.call(address, "peer", RESULT, 0.5, outcomes.put)

@@ -7,6 +7,7 @@ import socket
 
 from app.link import CallOutcome, Link
 from app.protocol.messages import PullResult
+from app.versions import SPOKEN
 
 RESULT = PullResult(uid="u", attempt=1, fence="f", lease_id="l", activated=True)
 
@@ -18,6 +19,7 @@ def never(name: str, error: BaseException) -> None:
 
 def test_a_call_that_waits_for_its_connection_ends_at_its_deadline_as_not_sent() -> None:
     link = Link("caller", "127.0.0.1", lambda call_id, message: None, never)
+    link.version = SPOKEN.newest
     outcomes: queue.Queue[CallOutcome] = queue.Queue()
     try:
         with socket.create_server(("127.0.0.1", 0)) as mute:

@@ -24,6 +24,13 @@ GREEDY: list[dict[str, Any]] = json.loads((REFERENCES / "greedy_reference.json")
 LONG: list[dict[str, Any]] = json.loads((REFERENCES / "long_reference.json").read_text())
 PENALTIES = {"presence_penalty": 0.5, "frequency_penalty": 0.3, "repetition_penalty": 1.2}
 SAMPLED = {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "seed": 11, "ignore_eos": True}
+OPTIONS = {
+    "min_p": 0.01,
+    "logit_bias": {"260": 2.5, "28": -100},
+    "min_tokens": 20,
+    "stop_token_ids": [28],
+    "logprobs": 3,
+}
 
 
 @dataclass
@@ -31,6 +38,7 @@ class Stream:
     """What one streamed answer has said so far."""
 
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
     text: str = ""
     finish: str | None = None
     usage: dict[str, int] | None = None
@@ -56,6 +64,7 @@ class Stream:
         self.usage = chunk["usage"] or self.usage
         for choice in chunk["choices"]:
             self.token_ids += choice.get("token_ids") or []
+            self.logprobs += (choice["logprobs"] or {}).get("token_logprobs", [])
             self.text += choice["text"]
             self.finish = choice["finish_reason"] or self.finish
         if len(self.token_ids) >= 10:
@@ -69,6 +78,7 @@ class Expected:
     token_ids: list[int]
     text: str
     finish: str
+    logprobs: tuple[float, ...] = ()
 
 
 def body(case: dict[str, Any], **options: Any) -> dict[str, Any]:
@@ -80,7 +90,8 @@ def undisturbed(baton: Baton, request: dict[str, Any]) -> Expected:
     status, _, answer = baton.post("/v1/completions", request)
     assert status == 200, answer
     choice = answer["choices"][0]
-    return Expected(choice["token_ids"], choice["text"], choice["finish_reason"])
+    logprobs = tuple((choice["logprobs"] or {}).get("token_logprobs", ()))
+    return Expected(choice["token_ids"], choice["text"], choice["finish_reason"], logprobs)
 
 
 def referenced(case: dict[str, Any]) -> Expected:
@@ -102,6 +113,7 @@ def assert_as_undisturbed(
 ) -> None:
     assert stream.errors == []
     assert (stream.token_ids, stream.text, stream.finish) == (expected.token_ids, expected.text, expected.finish)
+    assert stream.logprobs == pytest.approx(expected.logprobs, abs=1e-3)  # other nodes round the same logits otherwise
     assert stream.done == 1
     lengths = len(prompt), len(expected.token_ids)
     assert stream.usage == {
@@ -132,12 +144,15 @@ def test_answers_whose_decode_workers_are_killed_go_on_token_by_token(baton: Bat
         "greedy": body(GREEDY[6]),
         "penalised": body(GREEDY[3], **PENALTIES),
         "sampled": body(GREEDY[2], **SAMPLED, **PENALTIES),
+        "with-all-options": body(GREEDY[2], **SAMPLED, **PENALTIES, **OPTIONS),
         "stopped": body(cut, stop=["not there", stop]),
     }
     with ThreadPoolExecutor(len(requests)) as pool:
         expected = dict(zip(requests, pool.map(lambda one: undisturbed(baton, one), requests.values()), strict=True))
         assert expected["greedy"] == referenced(GREEDY[6])
         assert expected["penalised"].token_ids != GREEDY[3]["output_ids"]
+        assert expected["with-all-options"].token_ids != expected["sampled"].token_ids
+        assert len(expected["with-all-options"].logprobs) == len(expected["with-all-options"].token_ids)
         num_tokens = len(expected["stopped"].token_ids)
         assert expected["stopped"] == Expected(cut["output_ids"][:num_tokens], cut["text"][:12], "stop")
         assert 20 < num_tokens < 64
@@ -157,8 +172,9 @@ def test_answers_whose_decode_workers_are_killed_go_on_token_by_token(baton: Bat
 
 def test_an_answer_that_loses_its_prefill_worker_and_later_its_decode_worker_is_exact(baton: Baton) -> None:
     before = baton.nodes()
-    request = body(LONG[0], **SAMPLED, **PENALTIES, max_tokens=32)
+    request = body(LONG[0], **SAMPLED, **PENALTIES, max_tokens=32, logprobs=5)
     expected = undisturbed(baton, request)
+    assert len(expected.logprobs) == 32
     stream = Stream()
 
     def prefilling() -> bool:

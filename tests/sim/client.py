@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from app.protocol.commands import Limits
 from app.protocol.tables import FailureReason
 from app.schemas import FinishReason, SamplingParams
-from tests.sim.model import EOS, reference, tied_answer
+from tests.sim.model import EOS, logprobs_of, reference, tied_answer
 from tests.sim.process import Process
 from tests.sim.web import Web
 
@@ -78,13 +78,16 @@ class Stream:
         self.tokens: list[int] = []
         self._clients = clients
 
-    def receives(self, tokens: tuple[int, ...], finish: FinishReason | None) -> None:
+    def receives(self, tokens: tuple[int, ...], finish: FinishReason | None, logprobs: tuple[str, ...]) -> None:
         """The next tokens; with ``finish`` they are the last."""
         self._check_open("tokens")
         index = len(self.tokens)
         self.tokens.extend(tokens)
         if not self.wish.begins(self.tokens, ties=self._clients.world.ties):
             raise self._wrong(f"got {tokens} at index {index}, not {self.wish.answer[index:][: len(tokens)]}")
+        wanted = self.wish.sampling.logprobs is not None
+        if logprobs != tuple(logprobs_of(token, index + i) for i, token in enumerate(tokens) if wanted):
+            raise self._wrong(f"got the logprobs {logprobs} with {tokens} at index {index}")
         if finish is None:
             return
         if finish != self.wish.finish_reason(self.tokens):

@@ -180,7 +180,7 @@ class Connection(Part):
                 if progress is not None:
                     if progress.finish_reason is not None:
                         self._close()
-                    self.stream.receives(progress.tokens, progress.finish_reason)
+                    self.stream.receives(progress.tokens, progress.finish_reason, progress.logprobs)
                 elif not self._mailbox:
                     return
         except Ended as end:

@@ -14,7 +14,7 @@ from app.protocol import effects as do
 from app.protocol import events as on
 from app.protocol.tables import BlockState
 from app.schemas import FinishReason, SamplingParams
-from tests.sim.model import BLOCK_TOKENS, EOS, NOTHING_YET, kv_of, next_token, other_token
+from tests.sim.model import BLOCK_TOKENS, EOS, NOTHING_YET, kv_of, logprobs_of, next_token, other_token
 from tests.sim.process import Part
 
 if TYPE_CHECKING:
@@ -154,7 +154,8 @@ class Engine(Part):
         finish = _finish_reason(sequence.tokens[len(job.work.prompt_ids) :], sampling)
         if finish is not None or job.one_token:
             del self._sequences[job.key]
-        return on.Sample(job.key, index, token, finish)
+        logprobs = "" if sampling.logprobs is None else logprobs_of(token, index)
+        return on.Sample(job.key, index, token, finish, logprobs=logprobs)
 
 
 def _finish_reason(output: Sequence_[int], sampling: SamplingParams) -> FinishReason | None:

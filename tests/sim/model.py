@@ -46,6 +46,11 @@ def reference(prompt: tuple[int, ...], seed: int, max_tokens: int, ignore_eos: b
     return tuple(answer)
 
 
+def logprobs_of(token: int, index: int) -> str:
+    """What goes with a token for those who ask for logprobs."""
+    return f"-{token}.{index}"
+
+
 def other_token(token: int) -> int:
     """What is drawn instead of ``token`` where two candidates tie and the numerics decide."""
     return 1 + (token + 4217) % _VOCABULARY

@@ -194,9 +194,10 @@ def _draw_wish(
         prompt=prompt,
         sampling=SamplingParams(
             temperature=rng.choice((0.0, 1.0)),
-            seed=rng.randrange(1000),
+            seed=(seed := rng.randrange(1000)),
             max_tokens=max_tokens,
             ignore_eos=rng.random() < 0.2,
+            logprobs=2 if seed % 3 == 0 else None,
         ),
         limits=Limits(
             max_attempts=rng.choice((1, 2, 3, 3, 3)),

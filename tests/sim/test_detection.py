@@ -122,9 +122,9 @@ def test_a_reported_exit_that_nobody_acts_on(monkeypatch: pytest.MonkeyPatch) ->
 def test_an_answer_that_is_spliced_from_two(monkeypatch: pytest.MonkeyPatch) -> None:
     take = Follower._take
 
-    def trusting(self: Follower, index: int, tokens: tuple[int, ...], state: str, finish: Any) -> Any:
+    def trusting(self: Follower, index: int, tokens: tuple[int, ...], *rest: Any) -> Any:
         self.ids[index : index + len(tokens)] = tokens[: len(self.ids) - index]
-        return take(self, index, tokens, state, finish)
+        return take(self, index, tokens, *rest)
 
     monkeypatch.setattr(Follower, "_take", trusting)
     kinds = (Fault.TOKEN_TIED, Disaster.LEDGER_ROLLS_BACK, Disaster.NODE_CRASHES)

@@ -16,6 +16,7 @@ from app.errors import PullError
 from app.kv import KVPool, KVReader
 from app.link import CallOutcome, Link
 from app.protocol.messages import ACCEPTED, Grant, Message
+from app.versions import SPOKEN
 from workers.failpoints.link import CutLink
 from workers.failpoints.orders import ARMED, Action, Order, Orders, Point
 from workers.failpoints.wrong_bytes import WrongBytes
@@ -68,6 +69,7 @@ def peer() -> Iterator[Link]:
         link.reply(call_id, ACCEPTED)
 
     link = Link("peer", "127.0.0.1", accept, lambda name, error: None)
+    link.version = SPOKEN.newest
     yield link
     link.close()
 
@@ -93,6 +95,7 @@ def test_a_cut_link_loses_what_it_sends_and_what_is_sent_to_it_until_it_is_mende
         link.reply(call_id, ACCEPTED)
 
     link = CutLink(Orders(tmp_path, "decode"), "me", "127.0.0.1", accept, lambda name, error: None)
+    link.version = SPOKEN.newest
     cut = tmp_path / f"cut-{os.getpid()}"
     try:
         assert call(link, peer).reply == ACCEPTED

@@ -205,6 +205,36 @@ def test_starting_anew_with_all_earlier_ids_gives_the_same_state(tokenizer, data
     assert resumed.push(ids[place:]) + resumed.flush() == first.push(ids[place:]) + first.flush()
 
 
+def cut_after(ids, stops, min_tokens):
+    """As ``cut_naively``, for stop strings that are complete with a later token than the first ``min_tokens``."""
+    passed = len(stable_text(ids[:min_tokens]))
+    text = stable_text(ids)
+    for end in range(passed + 1, len(text) + 1):
+        found = [len(stop) for stop in stops if stop and text[:end].endswith(stop)]
+        if found:
+            return end - max(found)
+    return None
+
+
+@given(st.lists(st.sampled_from(utf8_ids("ab é")), max_size=16), STOPS, st.integers(1, 10))
+@example(utf8_ids("ababab"), ["abab"], 4)
+@example(utf8_ids("aaaa"), ["aa"], 2)
+@example(utf8_ids("aaaa"), ["aa"], 1)
+@example(utf8_ids("abb"), ["ab", "b"], 2)
+def test_a_stop_string_within_the_first_min_tokens_is_passed_over(ids, stops, min_tokens):
+    checker = StopChecker(stops, BYTES, min_tokens)
+    one_by_one, at_once = StopTruncator(stops, BYTES, min_tokens), StopTruncator(stops, BYTES, min_tokens)
+    sent = ""
+    for i, token_id in enumerate(ids):
+        sent += one_by_one.push([token_id])
+        cut = cut_after(ids[: i + 1], stops, min_tokens)
+        assert checker.push(token_id) is one_by_one.stopped is (cut is not None)
+        stable = stable_text(ids[: i + 1])
+        assert sent == (stable[: len(stable) - held_naively(stable, stops)] if cut is None else stable[:cut])
+    assert at_once.push(ids) == sent
+    assert at_once.stopped is one_by_one.stopped
+
+
 def test_after_a_stop_string_nothing_comes():
     truncator = StopTruncator(["b"], BYTES)
     assert truncator.push(utf8_ids("aXbY")) == "aX"

@@ -29,6 +29,9 @@ class SequenceChecks:
             raise EngineError(f"sequence {key} has an empty prompt")
         if min(sequence.token_ids) < 0 or max(sequence.token_ids) >= self.vocab_size:
             raise EngineError(f"sequence {key} has token ids outside the vocabulary of {self.vocab_size}")
+        named = [*sequence.sampling.stop_token_ids, *(token_id for token_id, _ in sequence.sampling.logit_bias)]
+        if max(named, default=0) >= self.vocab_size:
+            raise EngineError(f"sequence {key} names a token outside the vocabulary of {self.vocab_size}")
         if len(sequence.output_ids) > sequence.sampling.max_tokens:
             raise EngineError(f"sequence {key} has more than its max_tokens={sequence.sampling.max_tokens}")
         before_the_last = num_tokens - 1 if sequence.output_ids else num_tokens

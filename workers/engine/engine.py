@@ -14,8 +14,9 @@ from app.kv import KVPool, kv_layout
 from app.protocol.blocks import blocks_for
 from app.schemas import FinishReason, SamplingParams
 from app.text import StopChecker
-from workers.engine import runtime, sampler
+from workers.engine import chances, runtime, sampler
 from workers.engine.batch import build_batch
+from workers.engine.biases import add_biases, ban
 from workers.engine.checks import SequenceChecks, check_limits
 from workers.engine.device import set_device
 from workers.engine.kv_cache import KVCache
@@ -158,12 +159,13 @@ class Engine:
             block_table=list(block_table),
             num_computed=num_computed,
             one_token=one_token,
+            eos_token_ids=self.folder.config.eos_token_ids,
         )
         if key in self._sequences:
             raise EngineError(f"sequence {key} is in the engine already")
         self._checks.check_tokens(sequence)
         if sampling.stop:
-            sequence.stop_checker = StopChecker(sampling.stop, self._tokenizer)
+            sequence.stop_checker = StopChecker(sampling.stop, self._tokenizer, sampling.min_tokens)
             for token_id in sequence.output_ids:
                 sequence.stopped = sequence.stop_checker.push(token_id)
         finish_reason = self._finish_reason(sequence)
@@ -267,35 +269,44 @@ class Engine:
         if not sampling:
             return []
         finite = sampler.finite(result)
+        untouched = chances.keep(result, sampling)
+        add_biases(result, sampling)
         apply_penalties(result, sampling)
+        ban(result, sampling)
         likeliest = sampler.greedy(result)
         outputs = []
-        for sequence, logits, is_finite, best in zip(sampling, result, finite, likeliest, strict=True):
+        for row, (sequence, logits, is_finite, best) in enumerate(
+            zip(sampling, result, finite, likeliest, strict=True)
+        ):
             if not is_finite:
                 outputs.append(self._fail(sequence, "the model computed logits that are not finite"))
                 continue
             try:
-                outputs.append(self._draw(sequence, logits, int(best)))
+                outputs.append(self._draw(sequence, logits, int(best), untouched.get(row)))
             except Exception as error:  # noqa: BLE001  (whatever it is, the others keep their tokens)
                 outputs.append(self._fail(sequence, f"{type(error).__name__}: {error}"))
         return outputs
 
-    def _draw(self, sequence: Sequence, logits: Floats, best: int) -> StepOutput:
+    def _draw(self, sequence: Sequence, logits: Floats, best: int, untouched: Floats | None) -> StepOutput:
         index, sampling = len(sequence.output_ids), sequence.sampling
+        if logits[best] == -np.inf:
+            return self._fail(sequence, "min_tokens bans every token of the vocabulary")
         token_id = best if sampling.temperature == 0 else sampler.draw(logits, sampling, index)
+        logprobs = ""
+        if untouched is not None and sampling.logprobs is not None:
+            logprobs = chances.token_logprobs(untouched, token_id, sampling.logprobs).pack()
         sequence.append(token_id)
         finish_reason = self._finish_reason(sequence)
         if finish_reason is not None or sequence.one_token:
             self._forget(sequence)
-        return StepOutput(sequence.key, index, token_id, finish_reason)
+        return StepOutput(sequence.key, index, token_id, finish_reason, logprobs=logprobs)
 
     def _finish_reason(self, sequence: Sequence) -> FinishReason | None:
         """Whether the output so far ends the answer: a function of all output ids, whichever attempt drew them."""
         output_ids, sampling = sequence.output_ids, sequence.sampling
         if not output_ids:
             return None
-        eos = not sampling.ignore_eos and output_ids[-1] in self.folder.config.eos_token_ids
-        if eos or sequence.stopped:
+        if output_ids[-1] in sequence.ends or sequence.stopped:
             return "stop"
         full = len(output_ids) >= sampling.max_tokens or len(sequence.token_ids) >= self.max_model_len
         return "length" if full else None

@@ -28,7 +28,7 @@ def finite(logits: Floats) -> npt.NDArray[np.bool_]:
 def draw(logits: Floats, sampling: SamplingParams, index: int) -> int:
     """Draw the token at ``index`` of an answer from finite logits [vocab].
 
-    Temperature first, then top-k, then top-p over what is left. The kept tokens are walked in the order of
+    Temperature first, then min-p, then top-k, then top-p over what is left. The kept tokens are walked in the order of
     their ids, not of their probability: rounding may swap two near equals in a sorted order, and then the same
     uniform number would hit another token.
     """
@@ -45,12 +45,17 @@ def uniform(seed: int, index: int) -> float:
 
 
 def filtered_weights(logits: Floats, sampling: SamplingParams) -> Floats:
-    """Unnormalised probabilities [vocab], 0 for what top-k and top-p leave out.
+    """Unnormalised probabilities [vocab], 0 for what min-p, top-k and top-p leave out. The likeliest token has 1.
+
+    One row at a time: a batch as one matrix does not fit the caches, and takes twice as long. So what else is in a
+    batch cannot change a draw.
 
     Tokens that tie with the last one kept are kept too, so that the order of equals decides nothing.
     """
     scaled = (logits - logits.max()) / np.float32(max(sampling.temperature, 1e-5))
     weights: Floats = np.exp(scaled)
+    if sampling.min_p > 0:
+        weights[weights < np.float32(sampling.min_p)] = 0
     if 0 < sampling.top_k < len(weights):
         kth = np.partition(weights, -sampling.top_k)[-sampling.top_k]
         weights[weights < kth] = 0

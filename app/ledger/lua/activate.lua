@@ -1,8 +1,8 @@
 -- PREFILLING -> DECODING and RESERVED -> ACTIVE: the decode node has the KV. Exactly one of activate, expire, abort and
 -- fail wins, because each of them leaves PREFILLING.
--- Touches: rec, lease and node hashes, tok list, nodes, owned, deadlines and avoided zsets, avoided_times hash, watch
--- set, events streams, clock hash.
--- Arguments: uid, attempt, fence, lease_id, incarnation, index, token, committed_ago_ms.
+-- Touches: rec, lease and node hashes, tok and lp lists, nodes, owned, deadlines and avoided zsets, avoided_times hash,
+-- watch set, events streams, clock hash.
+-- Arguments: uid, attempt, fence, lease_id, incarnation, index, token, committed_ago_ms, logprobs ("" = none).
 -- Answers: ACTIVATED work | FENCED | DIFFERENT | GAP | LATE.
 now = read_clock()
 if late() then return answer({ status = 'LATE' }) end
@@ -26,8 +26,11 @@ if cmd.index < have then
   end
 else
   -- The ledger lost the token that prefill had emitted (rollback).
-  append(r, { cmd.token })
-  tell(redis.call('SMEMBERS', P .. 'watch:' .. cmd.uid), { uid = cmd.uid, index = have, tokens = int(cmd.token) })
+  local logprobs = cmd.logprobs ~= '' and cmd.logprobs or nil
+  append(r, { cmd.token }, logprobs and { logprobs })
+  tell(redis.call('SMEMBERS', P .. 'watch:' .. cmd.uid), {
+    uid = cmd.uid, index = have, tokens = int(cmd.token), logprobs = logprobs,
+  })
 end
 redis.call('HSET', lease, 'state', 'ACTIVE')
 redis.call('ZREM', P .. 'deadlines', cmd.uid)

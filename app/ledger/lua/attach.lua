@@ -1,5 +1,5 @@
 -- Adds a watcher and reads the record in one step: no event falls between the two.
--- Touches: rec hash, tok list, watch set, owned, unwatched and nodes zsets, clock hash.
+-- Touches: rec hash, tok and lp lists, watch set, owned, unwatched and nodes zsets, clock hash.
 -- Arguments: uid, web, connection. Answers: ATTACHED record | ENDED record | UNKNOWN | REFUSED | LATE.
 now = read_clock()
 if late() then return answer({ status = 'LATE' }) end

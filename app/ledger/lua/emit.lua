@@ -1,7 +1,8 @@
 -- Appends tokens; with a finish reason it ends the request in the same step (rule 8).
--- Touches: rec and node hashes, tok list, watch set, events streams, clock hash, and what end_request touches. O(tokens
--- emitted).
--- Arguments: uid, attempt, fence, incarnation, index, tokens, finish_reason ("" = goes on).
+-- Touches: rec and node hashes, tok and lp lists, watch set, events streams, clock hash, and what end_request touches.
+-- O(tokens emitted).
+-- Arguments: uid, attempt, fence, incarnation, index, tokens, finish_reason ("" = goes on), logprobs (of each token, or
+-- absent).
 -- Answers: OK | SAME | GAP | DIFFERENT | FENCED | ABORTED | LATE, with the length of the answer so far.
 now = read_clock()
 if late() then return answer({ status = 'LATE', length = 0 }) end
@@ -35,20 +36,26 @@ if not overlap_is_same() or (cmd.finish_reason ~= '' and stop < have) then retur
 -- The step that computed this is over.
 if r.stamped == 1 and r.state == 'PREFILLING' then set(r, 'stamped', 0) end
 
-local fresh_tokens = {}
-for i = have - cmd.index + 1, n do fresh_tokens[#fresh_tokens + 1] = cmd.tokens[i] end
+local fresh_tokens, fresh_logprobs = {}, cmd.logprobs and {}
+for i = have - cmd.index + 1, n do
+  fresh_tokens[#fresh_tokens + 1] = cmd.tokens[i]
+  if fresh_logprobs then fresh_logprobs[#fresh_logprobs + 1] = cmd.logprobs[i] end
+end
 if #fresh_tokens == 0 and cmd.finish_reason == '' then return says('SAME') end
 local from = have
 if #fresh_tokens > 0 then
-  append(r, fresh_tokens)
+  append(r, fresh_tokens, fresh_logprobs)
   have = stop
 end
 local texts = {}
 for i, token in ipairs(fresh_tokens) do texts[i] = int(token) end
+local logprobs = fresh_logprobs and table.concat(fresh_logprobs, '|')
 if cmd.finish_reason ~= '' then
-  end_request(r, 'FINISHED', { finish_reason = cmd.finish_reason, index = from, tokens = texts })
+  end_request(r, 'FINISHED', {
+    finish_reason = cmd.finish_reason, index = from, tokens = texts, logprobs = logprobs,
+  })
 else
   local watchers = redis.call('SMEMBERS', P .. 'watch:' .. cmd.uid)
-  tell(watchers, { uid = cmd.uid, index = from, tokens = table.concat(texts, ',') })
+  tell(watchers, { uid = cmd.uid, index = from, tokens = table.concat(texts, ','), logprobs = logprobs })
 end
 return says('OK')

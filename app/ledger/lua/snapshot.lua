@@ -1,4 +1,5 @@
--- Reads one record. Touches: rec hash, tok list, latest string, clock hash. Arguments: uid, client_id, from_index.
+-- Reads one record. Touches: rec hash, tok and lp lists, latest string, clock hash. Arguments: uid, client_id,
+-- from_index.
 -- Answers: FOUND with the record | UNKNOWN. Changes nothing.
 now = read_clock()
 local uid = cmd.uid

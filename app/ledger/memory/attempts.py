@@ -143,15 +143,16 @@ def emit(store: Store, command: Emit) -> EmitAnswer:
         return says(EmitStatus.DIFFERENT)
     if record.state is RequestState.PREFILLING:
         record.stamped = False  # the step that computed this is over
-    new = command.tokens[have - command.index :]
+    new, logprobs = command.tokens[have - command.index :], command.logprobs[have - command.index :]
     if not new and not command.finish_reason:
         return says(EmitStatus.SAME)
     if new:
-        append(store, record, new)
+        append(store, record, new, logprobs)
     if command.finish_reason:
-        end_request(store, record, RequestState.FINISHED, finish_reason=command.finish_reason, tokens=new)
+        finish = command.finish_reason
+        end_request(store, record, RequestState.FINISHED, finish_reason=finish, tokens=new, logprobs=logprobs)
     else:
-        tell(store, record.watchers, Event(record.uid, have, new))
+        tell(store, record.watchers, Event(record.uid, have, new, logprobs=logprobs))
     return says(EmitStatus.OK)
 
 

@@ -44,14 +44,15 @@ def end_request(
     detail: str = "",
     unused_lease: LeaseState = LeaseState.CANCELLED,
     tokens: tuple[int, ...] = (),
+    logprobs: tuple[str, ...] = (),
 ) -> None:
-    """The only way into a terminal state; ``tokens`` are the last ones, already appended."""
+    """The only way into a terminal state; ``tokens`` and ``logprobs`` are the last ones, already appended."""
     record.state = step_request(record.state, state)
     record.finish_reason, record.error_code, record.error_detail = finish_reason, code, detail
     record.timeline["finished"] = store.wall
     let_go(store, record, unused_lease)
     index = len(record.tokens) - len(tokens)
-    tell(store, record.watchers, Event(record.uid, index, tokens, state, finish_reason, code, detail))
+    tell(store, record.watchers, Event(record.uid, index, tokens, state, finish_reason, code, detail, logprobs))
     for watcher in record.watchers:
         store.disown(watcher.web, f"w:{record.uid}:{watcher.connection}")
     record.watchers = set()

@@ -120,8 +120,9 @@ def activate(store: Store, command: Activate) -> ActivateAnswer:
     if command.index < have and record.tokens[command.index] != command.token:
         return ActivateAnswer(ActivateStatus.DIFFERENT, store.time)
     if command.index == have:
-        append(store, record, (command.token,))
-        tell(store, record.watchers, Event(record.uid, have, (command.token,)))
+        logprobs = (command.logprobs,) if command.logprobs else ()
+        append(store, record, (command.token,), logprobs)
+        tell(store, record.watchers, Event(record.uid, have, (command.token,), logprobs=logprobs))
     if lease is not None:
         lease.state = step_lease(lease.state, LeaseState.ACTIVE)
     record.state = step_request(record.state, RequestState.DECODING)

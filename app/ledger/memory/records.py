@@ -34,6 +34,7 @@ def view(store: Store, record: Record, from_index: int) -> SnapshotAnswer:
         prompt_tokens=len(record.prompt_ids),
         output_from=from_index,
         output_ids=tuple(record.tokens[from_index:]),
+        logprobs=tuple(record.logprobs[from_index:]),
         finish_reason=record.finish_reason,
         error_code=record.error_code,
         error_detail=record.error_detail,
@@ -50,9 +51,10 @@ def tell(store: Store, watchers: set[Watcher], event: Event) -> None:
         store.events.setdefault(web, deque(maxlen=EVENTS_MAXLEN)).append((store.event_number, event))
 
 
-def append(store: Store, record: Record, tokens: tuple[int, ...]) -> None:
-    """Add tokens; a suspect that has got far enough is none any more."""
+def append(store: Store, record: Record, tokens: tuple[int, ...], logprobs: tuple[str, ...]) -> None:
+    """Add tokens, with their logprobs if there are any; a suspect that has got far enough is none any more."""
     record.tokens.extend(tokens)
+    record.logprobs.extend(logprobs)
     record.timeline.setdefault("first_token", store.wall)
     if record.suspect and len(record.tokens) >= record.suspect:
         drop_suspect(store, record, record.owner)

@@ -52,6 +52,8 @@ class Record:
     waited: int = 0
     ring: int = 1
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[str] = field(default_factory=list)
+    """Of each of ``tokens``; empty where the request does not ask for them."""
     prefill_node: str = ""
     decode_node: str = ""
     failed_by: tuple[str, str] | None = None

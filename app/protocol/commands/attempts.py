@@ -197,6 +197,8 @@ class Activate:
     token: int
     committed_ago_ms: int = 0
     """How long ago COMMIT arrived, for the timeline."""
+    logprobs: str = ""
+    """Of ``token``, as in ``Emit``."""
     name: ClassVar[str] = "activate"
 
 
@@ -220,7 +222,11 @@ class EmitStatus(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Emit:
     """Append ``tokens`` at ``index`` of the answer. With ``finish_reason`` it ends the request in the same step:
-    terminal state, lease release, guard release, terminal event. By the owner only."""
+    terminal state, lease release, guard release, terminal event. By the owner only.
+
+    What was told of a token first stands: whether one is there already is asked of the token, not of its logprobs,
+    which another run may round differently.
+    """
 
     uid: str
     attempt: int
@@ -229,6 +235,8 @@ class Emit:
     index: int
     tokens: tuple[int, ...]
     finish_reason: FinishReason | None = None
+    logprobs: tuple[str, ...] = ()
+    """One per token (``app.logprobs``, opaque to the ledger), or none at all."""
     name: ClassVar[str] = "emit"
 
 

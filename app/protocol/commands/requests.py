@@ -154,6 +154,8 @@ class SnapshotAnswer:
     prompt_tokens: int = 0
     output_from: int = 0
     output_ids: tuple[int, ...] = ()
+    logprobs: tuple[str, ...] = ()
+    """Of ``output_ids``, one each, where the request asks for them."""
     finish_reason: FinishReason | None = None
     error_code: str = ""
     """Why it FAILED / EXPIRED / was ABORTED: a FailureReason, ``queue_timeout``, or the abort's reason."""
@@ -205,3 +207,5 @@ class Event:
     finish_reason: FinishReason | None = None
     error_code: str = ""
     error_detail: str = ""
+    logprobs: tuple[str, ...] = ()
+    """Of ``tokens``, one each, where the request asks for them."""

@@ -33,6 +33,8 @@ class Lease(Held):
     work: Work | None = None
     output: list[int] = field(default_factory=list)
     """All output ids of the request, those of earlier attempts too."""
+    logprobs: list[str] = field(default_factory=list)
+    """Of each of them, "" of those drawn before; the whole list empty where the request does not ask for them."""
     told_length: int = 0
     """How many of them the ledger holds."""
     finish: FinishReason | None = None

@@ -57,6 +57,7 @@ class DecodeNode(Receiving):
             self._fail(sample.key, lease, FailureKind.FAILURE, FailureReason.ENGINE_ERROR, detail)
             return
         lease.output.extend(sample.tokens)
+        lease.logprobs.extend(sample.all_logprobs)
         lease.finish = sample.finish_reason
         self._emit(sample.key, lease)
         if len(lease.output) - lease.told_length > self.config.emit_buffer_tokens:
@@ -76,6 +77,7 @@ class DecodeNode(Receiving):
             lease.told_length,
             tokens,
             lease.finish,
+            tuple(lease.logprobs[lease.told_length :]),
         )
         self._ask(emit, partial(self._emitted, lease_id, lease, emit))
 

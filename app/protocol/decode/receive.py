@@ -162,6 +162,7 @@ class Receiving(Node[Lease]):
                 lease.commit.index,
                 lease.commit.token,
                 committed_ago_ms=round(1000 * (self._now - lease.committed_at)),
+                logprobs=lease.commit.logprobs,
             )
             self._ask(activate, partial(self._activated, lease_id, lease))
             self._at(self.config.link_timeout_s / 2, partial(self._still_activating, lease_id, lease))
@@ -194,6 +195,9 @@ class Receiving(Node[Lease]):
         lease.work = answer.work
         lease.output = list(answer.work.output_ids)
         lease.told_length = len(lease.output)
+        if answer.work.sampling.logprobs is not None:
+            # A ledger that loses one of these tokens loses the activation too: they need not be told again.
+            lease.logprobs = [""] * len(lease.output)
         lease.phase = Phase.RUNNING
         self._log("activated", lease, lease=lease_id)
         named = {"uid": lease.uid, "attempt": lease.attempt, "fence": lease.fence, "lease_id": lease_id}

@@ -36,6 +36,7 @@ class Attempt(Held):
     grant: Grant | None = None
     rings: int = 0
     token: int = -1
+    logprobs: str = ""
     first_token_told: bool = False
     patience: int = 0
     """Number of the running wait for decode's answer; a timer of an earlier one finds itself superseded."""

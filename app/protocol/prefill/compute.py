@@ -179,11 +179,11 @@ class Computing(Node[Attempt]):
         elif sample.error:
             self._fail(sample.key, attempt, sample.failure, FailureReason.ENGINE_ERROR, sample.error)
         elif sample.finish_reason is not None:
-            self._end_with(sample.key, attempt, sample.tokens, sample.finish_reason)
+            self._end_with(sample.key, attempt, sample, sample.finish_reason)
         else:
             self._log("prefilled", attempt, tokens=attempt.num_tokens, engine_ms=round(1000 * sample.engine_s))
             self.pool.move(attempt.blocks, sample.key, BlockState.HELD)
-            attempt.token = sample.token
+            attempt.token, attempt.logprobs = sample.token, sample.logprobs
             attempt.phase = Phase.COMPUTED
             self._hand_over(sample.key, attempt)
             if attempt.phase is Phase.COMPUTED:
@@ -191,15 +191,21 @@ class Computing(Node[Attempt]):
                 self._ask(self._stamp(attempt, in_step=False), self._whatever, tries=0)
         self._next_in_line()
 
-    def _end_with(self, fence: str, attempt: Attempt, tokens: tuple[int, ...], finish: FinishReason) -> None:
+    def _end_with(self, fence: str, attempt: Attempt, sample: on.Sample, finish: FinishReason) -> None:
         """The first token ends the answer: tokens and end in one step (rule 8), no grant needed."""
         attempt.ending = attempt.finishing = True
-        emit = self._emit(attempt, tokens, finish)
+        emit = self._emit(attempt, sample.tokens, sample.all_logprobs, finish)
         self._ask(emit, partial(self._ended, fence, attempt))
 
-    def _emit(self, attempt: Attempt, tokens: tuple[int, ...], finish: FinishReason | None = None) -> Emit:
+    def _emit(
+        self,
+        attempt: Attempt,
+        tokens: tuple[int, ...],
+        logprobs: tuple[str, ...],
+        finish: FinishReason | None = None,
+    ) -> Emit:
         incarnation = self.config.incarnation
-        return Emit(attempt.uid, attempt.attempt, attempt.fence, incarnation, attempt.index, tokens, finish)
+        return Emit(attempt.uid, attempt.attempt, attempt.fence, incarnation, attempt.index, tokens, finish, logprobs)
 
     def _ended(self, fence: str, attempt: Attempt, answer: EmitAnswer) -> None:
         if answer.status in (EmitStatus.OK, EmitStatus.SAME):

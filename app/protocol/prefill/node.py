@@ -80,7 +80,7 @@ class PrefillNode(Computing):
             return
         attempt.phase = Phase.SEALING
         attempt.mover_busy = True
-        emit = self._emit(attempt, (attempt.token,))
+        emit = self._emit(attempt, (attempt.token,), (attempt.logprobs,) if attempt.logprobs else ())
         # Asked once: where its outcome is unknown, ``activate`` writes the token if the ledger lost it.
         self._ask(emit, partial(self._first_token_told, fence, attempt), tries=0)
         self._out.append(do.Seal(fence, attempt.blocks, attempt.generations))
@@ -127,6 +127,7 @@ class PrefillNode(Computing):
             lease_id=grant.lease_id,
             index=attempt.index,
             token=attempt.token,
+            logprobs=attempt.logprobs,
             num_tokens=attempt.num_tokens,
             location=sealed.location,
             blocks=attempt.blocks,

@@ -82,6 +82,11 @@ def plan_of(seed: int, length: int) -> list[Choice]:
     ]
 
 
+def told(record: Dump, *tokens: int) -> tuple[str, ...]:
+    """What goes with these tokens of ``record``."""
+    return tuple(f"-{token}.5;{token}:-{token}.5" for token in tokens) if record.get("with_logprobs") else ()
+
+
 class Sequence:
     """Turns choices into commands that reach deep: most name the present fence, lease and index of a record."""
 
@@ -110,7 +115,9 @@ class Sequence:
         limits = Limits(1 + choice.a % 4, 6, 4_000, 6_000, 10_000_000, grace_ms, window_ms)
         key = IdempotencyKey(f"key{choice.b % 3}", f"body{choice.b % 2}") if choice.a % 4 == 0 else None
         prompt = tuple(range(1 + choice.b % 60))
-        sampling = SamplingParams(seed=-(2**63) + choice.a, max_tokens=1 + choice.b % 24)
+        sampling = SamplingParams(
+            seed=-(2**63) + choice.a, max_tokens=1 + choice.b % 24, logprobs=(None, 2)[choice.a % 2]
+        )
         watcher = Watcher(self.one_of("web", choice.b), "x")
         return Admit(f"u{self.admissions}", f"client{choice.a % 7}", prompt, sampling, watcher, limits, key)
 
@@ -129,9 +136,11 @@ class Sequence:
         index, name = len(record["tokens"]), (uid, record["attempt"], record["fence"])
         if record["state"] == "PREFILLING" and choice.b % 3:
             node = dump["leases"][record["lease"]]["node"]
-            return Activate(*name, record["lease"], node, index, 100 + index)
+            (logprobs,) = told(record, 100 + index) or ("",)
+            return Activate(*name, record["lease"], node, index, 100 + index, logprobs=logprobs)
         tokens = tuple(range(100 + index, 100 + index + (1, 1, 2, 17)[choice.b % 4]))
-        return Emit(*name, record["owner"], index, tokens, "stop" if choice.b % 8 == 0 else None)
+        reason: FinishReason | None = "stop" if choice.b % 8 == 0 else None
+        return Emit(*name, record["owner"], index, tokens, reason, told(record, *tokens))
 
     def claim(self, choice: Choice, _: Any) -> Any:
         self.fences += choice.wrong < 8
@@ -168,14 +177,17 @@ class Sequence:
         tokens = tuple(token + 1 for token in tokens) if choice.wrong == 8 else tokens
         owner = "d1" if choice.wrong == 9 else record["owner"]
         reason: FinishReason | None = "stop" if choice.b % 7 == 0 else None
-        return Emit(uid, record["attempt"], fence, owner, index, tokens, reason)
+        return Emit(uid, record["attempt"], fence, owner, index, tokens, reason, told(record, *tokens))
 
     def activate(self, choice: Choice, dump: Dump) -> Any:
         uid, record = self._record(choice, dump, leased=True)
         lease, have = record["lease"], len(record["tokens"])
         node = dump["leases"].get(lease, {"node": "d0"})["node"]
         index = max(0, have - choice.b % 2) + (choice.wrong == 8)
-        return Activate(uid, record["attempt"], record["fence"], lease, node, index, 100 + index + (choice.wrong == 9))
+        token = 100 + index + (choice.wrong == 9)
+        (logprobs,) = told(record, token) or ("",)
+        name = (uid, record["attempt"], record["fence"])
+        return Activate(*name, lease, node, index, token, logprobs=logprobs)
 
     def fail(self, choice: Choice, dump: Dump) -> Any:
         uid, record = self._record(choice, dump, leased=choice.a % 2 == 0)

@@ -134,6 +134,7 @@ class World:
         *,
         prompt: int = 20,
         max_tokens: int = 12,
+        logprobs: int | None = None,
         web: str = "w",
         key: str = "",
         body: str = "body",
@@ -144,7 +145,9 @@ class World:
                 uid,
                 client or f"client-{uid}",
                 tuple(range(prompt)),
-                SamplingParams(seed=2**62 + 1, max_tokens=max_tokens, temperature=0.7, stop=("\n", "é")),
+                SamplingParams(
+                    seed=2**62 + 1, max_tokens=max_tokens, temperature=0.7, stop=("\n", "é"), logprobs=logprobs
+                ),
                 Watcher(web, f"connection-{uid}"),
                 replace(LIMITS, **limits),
                 IdempotencyKey(key, body) if key else None,
@@ -188,9 +191,17 @@ class World:
         return answer
 
     def emit(
-        self, uid: str, index: int, *tokens: int, fence: str = "f", node: str = "p", attempt: int = 1, end: Any = None
+        self,
+        uid: str,
+        index: int,
+        *tokens: int,
+        fence: str = "f",
+        node: str = "p",
+        attempt: int = 1,
+        end: Any = None,
+        logprobs: tuple[str, ...] = (),
     ) -> EmitAnswer:
-        answer: EmitAnswer = self.do(Emit(uid, attempt, fence, node, index, tokens, end))
+        answer: EmitAnswer = self.do(Emit(uid, attempt, fence, node, index, tokens, end, logprobs))
         return answer
 
     def activate(

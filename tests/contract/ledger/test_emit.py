@@ -133,3 +133,54 @@ def test_thousands_of_tokens_come_through_in_one_call(world: World) -> None:
     assert world.emit("u", 1, *tokens, node="d").status is EmitStatus.SAME
     assert world.read("u").output_ids == (7, *tokens)
     assert world.events()[-1].tokens == tokens
+
+
+def test_logprobs_come_once_with_their_tokens(world: World) -> None:
+    world.prefilling(logprobs=1)
+    world.reserve("l")
+    world.emit("u", 0, 7, logprobs=("-1;7:-1",))
+    world.activate("u")
+    assert world.emit("u", 0, 7, 8, node="d", logprobs=("-1.1", "-2")).status is EmitStatus.OK
+    assert world.emit("u", 0, 7, 8, node="d", logprobs=("-1.2", "-2.2")).status is EmitStatus.SAME
+    assert world.emit("u", 1, 8, 9, node="d", end="length", logprobs=("-2.3", "-3")).length == 3
+    record = world.read("u")
+    assert (record.output_ids, record.logprobs) == ((7, 8, 9), ("-1;7:-1", "-2", "-3"))
+    assert world.read("u", from_index=1).logprobs == ("-2", "-3")
+    assert [(event.index, event.tokens, event.logprobs) for event in world.events()] == [
+        (0, (7,), ("-1;7:-1",)),
+        (1, (8,), ("-2",)),
+        (2, (9,), ("-3",)),
+    ]
+    ended = world.attach("u").record
+    assert ended is not None
+    assert ended.logprobs == record.logprobs
+
+
+def test_the_next_attempt_goes_on_after_the_logprobs_that_are_there(world: World) -> None:
+    world.prefilling(logprobs=0)
+    world.reserve("l")
+    world.emit("u", 0, 7, logprobs=("-1",))
+    world.activate("u")
+    world.emit("u", 1, 8, node="d", logprobs=("-2",))
+    world.fail("u", node="d")
+    world.work("g", "u")
+    world.reserve("l2", "u")
+    world.activate("u", 9, index=2, fence="g", lease="l2", attempt=2, logprobs="-3")  # its emission was lost
+    assert world.read("u").logprobs == ("-1", "-2", "-3")
+    assert world.events()[-1].logprobs == ("-3",)
+
+
+def test_a_request_without_logprobs_keeps_nothing_of_the_kind(world: World) -> None:
+    world.decoding()
+    world.emit("u", 1, 8, node="d", end="stop")
+    assert world.read("u").logprobs == ()
+    assert all(event.logprobs == () for event in world.events())
+    assert world.dump()["records"]["u"]["logprobs"] == []
+
+
+def test_long_logprobs_of_many_tokens_are_kept(world: World) -> None:
+    world.prefilling(logprobs=20, max_tokens=1590, prompt=2)
+    tokens = tuple(range(1500))
+    logprobs = tuple(f"-{token}.123456;" + ",".join(f"{i}:-1.123456" for i in range(20)) for token in tokens)
+    assert world.emit("u", 0, *tokens, logprobs=logprobs).length == 1500
+    assert world.read("u").logprobs == logprobs

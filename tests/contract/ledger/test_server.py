@@ -133,8 +133,8 @@ def test_an_event_stream_does_not_grow_without_end(real: Any) -> None:
 
 def test_no_key_is_left_of_ended_requests_and_gone_nodes_except_what_expires(real: Any) -> None:
     real.cluster()
-    real.decoding("u", "f", "l")
-    real.emit("u", 1, 8, node="d", end="stop")
+    real.decoding("u", "f", "l", logprobs=1)
+    real.emit("u", 1, 8, node="d", end="stop", logprobs=("-1",))
     real.prefilling("v", "g")
     real.do(Abort("v", "user"))
     for node in ("w", "p", "d"):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from app.protocol.commands import AdmitAnswer, AttachAnswer, Cluster, Holdings, SnapshotAnswer
 from app.protocol.tables import IN_PROCESS, LEASE_STEPS, REQUEST_STEPS, LeaseState, RequestState
-from tests.contract.ledger.generated import NODES, Sequence, plan_of
+from tests.contract.ledger.generated import NODES, Sequence, plan_of, told
 from tests.contract.ledger.support import Dump, World
 
 OPEN = (LeaseState.RESERVED, LeaseState.ACTIVE)
@@ -33,6 +33,8 @@ def check_consistent(dump: Dump) -> None:
     """What must hold between records, lines, guards, leases and holdings after every single step."""
     records = dump["records"]
     running = {uid: r for uid, r in records.items() if r["state"] in IN_PROCESS}
+    for r in records.values():
+        assert r["logprobs"] == list(told(r, *r["tokens"]))
     queued = {uid for uid, r in running.items() if r["state"] == "QUEUED"}
     prefilling = {uid for uid, r in running.items() if r["state"] == "PREFILLING"}
     assert set(dump["queue"]) == set(dump["rings"]) == queued

@@ -127,7 +127,8 @@ DECODE = (
         "end-with-the-last-token",
         "rule 8: the last token and the end are told in one step",
         _decode(
-            "lease.told_length, tokens, lease.finish, )", "lease.told_length, tokens, None if tokens else lease.finish)"
+            "lease.told_length, tokens, lease.finish, tuple",
+            "lease.told_length, tokens, None if tokens else lease.finish, tuple",
         ),
         (f"{_LOST}test_whoever_sees_the_last_token_sees_the_end",),
     ),

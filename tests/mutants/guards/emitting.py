@@ -68,8 +68,20 @@ EMITTING = (
         "emit-repeat",
         "exactly once: a repeated emission adds nothing (SAME)",
         lua=(lua("for i = have - cmd.index + 1, n do", "for i = 1, n do"),),
-        twin=(twin("new = command.tokens[have - command.index :]", "new = command.tokens"),),
+        twin=(twin("new, logprobs = command.tokens[have - command.index :],", "new, logprobs = command.tokens,"),),
         tests=(f"{_TESTS}test_the_same_tokens_again_are_written_once",),
+    ),
+    ledger(
+        "emit-logprobs-once",
+        "exactly once: the logprobs of a token that is there already are not added again",
+        lua=(
+            lua(
+                "fresh_logprobs[#fresh_logprobs + 1] = cmd.logprobs[i] end end",
+                "fresh_logprobs[#fresh_logprobs + 1] = cmd.logprobs[i] end end fresh_logprobs = cmd.logprobs",
+            ),
+        ),
+        twin=(twin("command.logprobs[have - command.index :]", "command.logprobs"),),
+        tests=(f"{_TESTS}test_logprobs_come_once_with_their_tokens",),
     ),
     ledger(
         "emit-end-in-two-steps",
@@ -81,8 +93,8 @@ EMITTING = (
         ),
         twin=(
             twin(
-                "if command.finish_reason: end_request",
-                "if command.finish_reason and not new:\n        end_request",
+                "if command.finish_reason: finish =",
+                "if command.finish_reason and not new:\n        finish =",
             ),
         ),
         tests=(f"{_TESTS}test_the_last_token_and_the_end_are_one_step",),

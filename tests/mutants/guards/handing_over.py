@@ -139,8 +139,8 @@ HANDING_OVER = (
     ledger(
         "activate-lost-token",
         "no token is missing: activate writes prefill's token again if the ledger lost it",
-        lua=(lua("append(r, { cmd.token })", ""),),
-        twin=(twin("append(store, record, (command.token,))", "pass"),),
+        lua=(lua("append(r, { cmd.token }, logprobs and { logprobs })", ""),),
+        twin=(twin("append(store, record, (command.token,), logprobs)", "pass"),),
         tests=(f"{_TESTS}test_activation_writes_a_token_that_the_ledger_lost",),
     ),
     ledger(

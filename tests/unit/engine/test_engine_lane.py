@@ -72,7 +72,7 @@ def test_faulty_sequences_end_with_an_error_each_and_the_others_with_their_answe
 ) -> None:
     expected = alone(engine)
 
-    def broken(stops: tuple[str, ...], tokenizer: object) -> None:
+    def broken(stops: tuple[str, ...], tokenizer: object, min_tokens: int) -> None:
         raise LookupError("nobody thought of this")
 
     monkeypatch.setattr("workers.engine.engine.StopChecker", broken)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from app.kv import KVReader
+from app.logprobs import TokenLogprobs
 from app.schemas import FinishReason, SamplingParams
 
 from .conftest import Driver, TinyFolder, greedy, tiny_piece
@@ -92,6 +93,9 @@ SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_p": 0.95, "top_k": 40}
 PENALTIES = {"presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_penalty": 1.3}
 
 
+OPTIONS = {"min_p": 0.02, "logit_bias": ((21, 3.0), (60, 1.5), (5, -100.0)), "min_tokens": 24, "stop_token_ids": (70,)}
+
+
 @pytest.mark.parametrize(
     ("sampling", "finish", "length"),
     [
@@ -103,8 +107,19 @@ PENALTIES = {"presence_penalty": 0.7, "frequency_penalty": 0.4, "repetition_pena
         (greedy(2, seed=3, **SAMPLED), "length", 2),
         (greedy(1000, seed=3, ignore_eos=True, **SAMPLED), "length", MAX_MODEL_LEN - len(PROMPT)),
         (greedy(1000, seed=12, **SAMPLED, **PENALTIES), "stop", None),
+        (greedy(24, seed=3, **SAMPLED, **PENALTIES, **OPTIONS), "length", 24),
     ],
-    ids=["greedy", "greedy, penalties", "sampled", "sampled, penalties", "one token", "two", "context full", "EOS"],
+    ids=[
+        "greedy",
+        "greedy, penalties",
+        "sampled",
+        "sampled, penalties",
+        "one token",
+        "two",
+        "context full",
+        "EOS",
+        "options",
+    ],
 )
 def test_every_split_of_an_answer_goes_on_with_the_same_tokens_to_the_same_end(
     pair: Pair, sampling: SamplingParams, finish: FinishReason, length: int | None
@@ -116,6 +131,36 @@ def test_every_split_of_an_answer_goes_on_with_the_same_tokens_to_the_same_end(
     found, at_prefill = pair.resumed(sampling, whole.tokens)
     assert found == [Ended(whole.tokens[k:], finish) for k in range(len(whole.tokens))]
     assert at_prefill == [len(whole.tokens) - 1], "the last token is prefill's own: no decode needed"
+
+
+def test_logprobs_go_on_where_an_earlier_attempt_stopped(pair: Pair) -> None:
+    sampling = greedy(16, seed=3, ignore_eos=True, logprobs=5, **SAMPLED, **PENALTIES)
+    driver = pair.drive(pair.decode)
+    driver.add("whole", PROMPT, sampling)
+    answer = driver.run()["whole"]
+    whole = [output.logprobs for output in driver.outputs["whole"]]
+    assert len(set(whole)) == 16
+    before = pair.drive(pair.prefill, reserve_tokens=0)
+    for k in range(16):
+        before.add(str(k), PROMPT, sampling, output_ids=tuple(answer[:k]), one_token=True)
+    before.run()
+    for k in range(16):
+        [first] = before.outputs[str(k)]
+        _assert_close(first.logprobs, whole[k])
+    after = pair.drive(pair.decode, reserve_tokens=0)
+    pair._hand_over("7", before, after, len(PROMPT) + 17)
+    after.add("7", PROMPT, sampling, output_ids=tuple(answer[:8]), num_computed=len(PROMPT) + 7)
+    assert after.run()["7"] == answer[8:]
+    for output, expected in zip(after.outputs["7"], whole[8:], strict=True):
+        _assert_close(output.logprobs, expected)
+
+
+def _assert_close(text: str, expected: str) -> None:
+    """Another node rounds the same logits otherwise."""
+    told, wanted = TokenLogprobs.unpack(text), TokenLogprobs.unpack(expected)
+    assert told.own == pytest.approx(wanted.own, abs=1e-4)
+    assert [token for token, _ in told.top] == [token for token, _ in wanted.top]
+    assert [p for _, p in told.top] == pytest.approx([p for _, p in wanted.top], abs=1e-4)
 
 
 def certain_text(ids: list[int]) -> str:
@@ -170,6 +215,8 @@ def test_an_answer_that_has_ended_is_ended_without_computing(pair: Pair, one_tok
         ([31, 33], {"max_tokens": 2}, "length"),
         ([31] * (MAX_MODEL_LEN - len(PROMPT)), {}, "length"),
         ([31, 33], {"max_tokens": 2, "stop": (stop,)}, "stop"),
+        ([31, 33], {"stop_token_ids": (33,), "ignore_eos": True}, "stop"),
+        ([31, 33], {"max_tokens": 2, "stop": (stop,), "min_tokens": 2}, "length"),
     ):
         sampling = greedy(**{"max_tokens": 100, **changes})
         engine = pair.prefill

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.protocol.commands import Event, ReadStatus, SnapshotAnswer
+from app.schemas import SamplingParams
 from tests.api.support import IM_END, ids, toy_tokenizer
 from web.answer import Answer, Delta
 from web.follow import Ask, Follower, Progress
@@ -13,8 +16,12 @@ from web.follow import Ask, Follower, Progress
 TOKENIZER = toy_tokenizer()
 
 
+def sampling(**fields: Any) -> SamplingParams:
+    return SamplingParams(seed=1, max_tokens=100, **fields)
+
+
 def run(tokens: list[int], sizes: list[int], stop: tuple[str, ...] = ()) -> tuple[Answer, list[Delta]]:
-    answer, deltas, start = Answer(TOKENIZER, (1, 2, 3), stop), [], 0
+    answer, deltas, start = Answer(TOKENIZER, (1, 2, 3), sampling(stop=stop)), [], 0
     for size in [*sizes, len(tokens)]:
         piece, start = tuple(tokens[start : start + size]), start + size
         last = start >= len(tokens)
@@ -115,7 +122,7 @@ def test_text_and_usage_do_not_depend_on_how_the_tokens_came(
     if data.draw(st.booleans(), "ends in half a character"):
         tokens[-1:] = "🙂".encode()[:2]
         text += "\N{REPLACEMENT CHARACTER}"
-    answer = Answer(TOKENIZER, (1, 2, 3), stop)
+    answer = Answer(TOKENIZER, (1, 2, 3), sampling(stop=stop))
     sent = "".join(answer.add(progress).text for progress in deliver(tokens, data))
     cut = first_stop(text, stop)
     assert sent == answer.text == text[:cut]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -201,3 +202,14 @@ def test_a_ledger_that_loses_writes_and_goes_on_otherwise_never_gives_a_spliced_
     assert last is not None
     assert handed_out + list(last.tokens) == truth
     assert last.finish_reason == "stop"
+
+
+def test_logprobs_come_once_with_their_tokens() -> None:
+    follower = Follower()
+    assert follower.hear(event(0, 5, 6, logprobs=("-1", "-2"))) == Progress((5, 6), logprobs=("-1", "-2"))
+    assert follower.hear(event(1, 6, 7, logprobs=("-2", "-3"))) == Progress((7,), logprobs=("-3",))
+    last = event(2, 7, 8, state="FINISHED", finish_reason="length", logprobs=("-3", "-4"))
+    assert follower.hear(last) == Progress((8,), "length", ("-4",))
+    fresh = Follower()
+    known = replace(record([5, 6, 7], fresh), logprobs=("-1", "-2", "-3"))
+    assert fresh.read(known) == Progress((5, 6, 7), logprobs=("-1", "-2", "-3"))

@@ -9,6 +9,7 @@ import pytest
 
 from app.errors import ApiError, InvalidRequest, ModelNotFound, PromptTooLong
 from app.model.tokenizer import Tokenizer
+from app.versions import LOGPROBS, SPOKEN
 from tests.api.support import IM_END, IM_START, ids, toy_model
 from web.openai_schemas import ChatBody, CompletionBody
 from web.params import Prepared, parse_body, prepare_chat, prepare_completion
@@ -36,10 +37,29 @@ BOTH_REFUSED = [
     ("frequency_penalty", "1"),
     ("repetition_penalty", 0),
     ("repetition_penalty", -1.1),
-    ("min_p", 0.1),
-    ("min_tokens", 4),
-    ("logit_bias", {"5": 1}),
-    ("stop_token_ids", [1]),
+    ("min_p", 1.1),
+    ("min_p", -0.1),
+    ("min_p", True),
+    ("min_tokens", -1),
+    ("min_tokens", 63),
+    ("min_tokens", True),
+    ("min_tokens", 1.0),
+    ("logit_bias", {"5": 101}),
+    ("logit_bias", {"5": -100.5}),
+    ("logit_bias", {"5": True}),
+    ("logit_bias", {"5": "1"}),
+    ("logit_bias", {"258": 1}),
+    ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"05": 1}),
+    ("logit_bias", {"x": 1}),
+    ("logit_bias", {str(i): 1 for i in range(1025)}),
+    ("logit_bias", [5]),
+    ("stop_token_ids", [258]),
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", [True]),
+    ("stop_token_ids", ["1"]),
+    ("stop_token_ids", 1),
+    ("stop_token_ids", [1] * 1025),
     ("bad_words", ["x"]),
     ("response_format", {"type": "json_object"}),
     ("skip_special_tokens", False),
@@ -79,8 +99,12 @@ BOTH_REFUSED = [
     ("request_id", "x"),
 ]
 CHAT_REFUSED = [
-    ("logprobs", True),
+    ("logprobs", 1),
+    ("logprobs", "true"),
     ("top_logprobs", 2),
+    ("top_logprobs", 21),
+    ("top_logprobs", -1),
+    ("top_logprobs", True),
     ("tools", [{"type": "function"}]),
     ("tool_choice", "required"),
     ("functions", [{}]),
@@ -96,8 +120,10 @@ CHAT_REFUSED = [
     ("best_of", 1),
 ]
 COMPLETION_REFUSED = [
-    ("logprobs", 0),
-    ("logprobs", 1),
+    ("logprobs", -1),
+    ("logprobs", 21),
+    ("logprobs", True),
+    ("top_logprobs", 1),
     ("echo", True),
     ("suffix", "end"),
     ("best_of", 2),
@@ -140,7 +166,9 @@ NO_OPS: dict[str, Any] = {
     "frequency_penalty": 0,
     "repetition_penalty": 1.0,
     "min_p": 0,
+    "min_tokens": 0,
     "logit_bias": {},
+    "stop_token_ids": [],
     "response_format": {"type": "text"},
     "stop": None,
     "stream": False,
@@ -157,6 +185,39 @@ def test_values_that_ask_for_nothing_are_accepted() -> None:
     more_completion = {"logprobs": None, "echo": False, "best_of": 1, "suffix": None}
     assert chat(**NO_OPS, **more_chat).sampling.temperature == 1.0
     assert completion(**NO_OPS, **more_completion).sampling.temperature == 1.0
+    for asks_for_nothing in (chat(**NO_OPS, **more_chat), completion(**NO_OPS, **more_completion)):
+        assert asks_for_nothing.sampling.needs_version == SPOKEN.oldest
+        assert asks_for_nothing.sampling.logprobs is None
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "kept"),
+    [
+        ("min_p", 0.25, 0.25),
+        ("min_tokens", 3, 3),
+        ("stop_token_ids", [9, 3, 9], (3, 9)),
+        ("logit_bias", {"9": -100, "3": 0.5}, ((3, 0.5), (9, -100.0))),
+    ],
+)
+def test_options_that_only_nodes_of_this_release_know(field: str, value: Any, kept: Any) -> None:
+    for prepared in (chat(max_tokens=9, **{field: value}), completion(max_tokens=9, **{field: value})):
+        assert getattr(prepared.sampling, field) == kept
+        assert prepared.sampling.needs_version == LOGPROBS
+
+
+def test_logprobs_are_asked_for_in_the_way_of_each_route() -> None:
+    assert completion(logprobs=0).sampling.logprobs == 0
+    assert completion(logprobs=20).sampling.logprobs == 20
+    assert chat(logprobs=True).sampling.logprobs == 0
+    assert chat(logprobs=True, top_logprobs=5).sampling.logprobs == 5
+    assert chat(logprobs=True).sampling.needs_version == LOGPROBS
+
+
+def test_min_tokens_is_compared_with_the_max_tokens_that_hold() -> None:
+    with pytest.raises(InvalidRequest, match="17 is more than max_tokens 16") as caught:
+        completion(min_tokens=17)
+    assert caught.value.param == "min_tokens"
+    assert completion(min_tokens=17, max_tokens=17).sampling.min_tokens == 17
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,10 @@
 --                             suspect  length of the answer up to which it is a suspect; 0: it is none
 --                             shunned, shunned_prefill, shunned_until  a decode and a prefill node that it keeps away
 --                                                     from, and till when (ledger ms)
+--                             logprobs  1: each output token comes with its logprobs
 --                             key, body               its idempotency key, and the hash of what was asked for
 --   tok:{uid}       list    output tokens: O(1) length and append, whatever the answer's length
+--   lp:{uid}        list    of each output token its logprobs, opaque; only where the record has `logprobs`
 --   watch:{uid}     set     "web:connection" of those who want its events; none: the uid is in `unwatched`
 --   unwatched       zset    uids in process that nobody watches, by the ledger ms at which they are aborted
 --   guard:{client}  string  uid that is in process under this client id; no TTL meanwhile, deleted by compare on the

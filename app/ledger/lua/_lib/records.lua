@@ -56,15 +56,16 @@ end
 -- What web reads of it.
 local function view(r, from)
   local phases = { 'queued', 'claimed', 'granted', 'first_token', 'committed', 'activated', 'finished' }
-  local fields, timeline = { 'prefill_node', 'decode_node' }, {}
+  local fields, timeline = { 'prefill_node', 'decode_node', 'logprobs' }, {}
   for _, phase in ipairs(phases) do fields[#fields + 1] = 't:' .. phase end
   local values = redis.call('HMGET', P .. 'rec:' .. r.uid, unpack(fields))
-  for i, phase in ipairs(phases) do timeline[phase] = tonumber(values[2 + i]) end
+  for i, phase in ipairs(phases) do timeline[phase] = tonumber(values[3 + i]) end
+  local logprobs = values[3] and table.concat(redis.call('LRANGE', P .. 'lp:' .. r.uid, from, -1), '|') or nil
   return {
     status = 'FOUND', uid = r.uid, client_id = r.client, state = r.state, attempt = r.attempt, failures = r.failures,
     prompt_tokens = r.prompt_tokens, output_from = from, finish_reason = r.finish_reason, error_code = r.error_code,
     error_detail = r.error_detail, prefill_node = values[1] or '', decode_node = values[2] or '',
-    output = output(r.uid, from), timeline = timeline,
+    output = output(r.uid, from), logprobs = logprobs, timeline = timeline,
   }
 end
 
@@ -91,12 +92,19 @@ local function drop_suspect(r, incarnation)
   if r.suspect > 0 then redis.call('HDEL', P .. 'node:' .. incarnation, 'suspect') end
 end
 
--- Appends tokens (at least one) and stamps the first one ever. A suspect that has got far enough is none any more.
-local function append(r, tokens)
-  local key, have = P .. 'tok:' .. r.uid, 0
-  for i = 1, #tokens, PUSH do
-    have = redis.call('RPUSH', key, unpack(tokens, i, math.min(i + PUSH - 1, #tokens)))
+local function push(key, values)
+  local have = 0
+  for i = 1, #values, PUSH do
+    have = redis.call('RPUSH', key, unpack(values, i, math.min(i + PUSH - 1, #values)))
   end
+  return have
+end
+
+-- Appends tokens (at least one), with their logprobs if there are any, and stamps the first one ever. A suspect that
+-- has got far enough is none any more.
+local function append(r, tokens, their_logprobs)
+  local have = push(P .. 'tok:' .. r.uid, tokens)
+  if their_logprobs then push(P .. 'lp:' .. r.uid, their_logprobs) end
   if have == #tokens then set(r, 't:first_token', wall_ms()) end
   if r.suspect > 0 and have >= r.suspect then
     drop_suspect(r, r.owner)
