@@ -36,15 +36,15 @@ class EngineLane:
         self._spent_s: dict[str, float] = {}
         self._post = post
         self._on_crash = on_crash
-        self._inbox: SimpleQueue[do.Start | do.Stop | Callable[[], None] | End] = SimpleQueue()
+        self._inbox: SimpleQueue[do.Start | do.Extend | do.Stop | Callable[[], None] | End] = SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=self.name, daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
 
-    def put(self, job: do.Start | do.Stop) -> None:
-        """Hand over a sequence to add or to drop; never blocks."""
+    def put(self, job: do.Start | do.Extend | do.Stop) -> None:
+        """Hand over a sequence to add or to drop, or more blocks for one; never blocks."""
         self._inbox.put(job)
 
     def between_steps(self, what: Callable[[], None], waiting: Callable[[], None]) -> None:
@@ -89,11 +89,14 @@ class EngineLane:
         except BaseException as error:  # noqa: BLE001 - ends the process
             self._on_crash("engine", error)
 
-    def _do(self, job: do.Start | do.Stop | Callable[[], None]) -> None:
+    def _do(self, job: do.Start | do.Extend | do.Stop | Callable[[], None]) -> None:
         if isinstance(job, do.Stop):
             self._drop(job)
         elif isinstance(job, do.Start):
             self._add(job)
+        elif isinstance(job, do.Extend):
+            if job.key in self._engine:  # else it ended in the last step
+                self._engine.extend(job.key, job.blocks)
         else:
             job()
 

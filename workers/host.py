@@ -275,7 +275,7 @@ class NodeHost:
             match effect:
                 case do.Ask():
                     self._ledger_lane.put(effect)
-                case do.Start() | do.Stop():
+                case do.Start() | do.Extend() | do.Stop():
                     self._engine_lane.put(effect)
                 case do.Seal() | do.Pull():
                     self._mover_lane.put(effect)

@@ -72,6 +72,14 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Extend:
+    """Give a sequence in the engine more blocks, after those that it has. One that has just ended needs none."""
+
+    key: str
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Stop:
     """Take a sequence out of the engine between two steps; comes back as Stopped."""
 
@@ -114,4 +122,4 @@ class Log:
     level: str = "info"
 
 
-Effect = Ask | Call | ReplyTo | Ring | RingSelf | BellDone | Start | Stop | Seal | Pull | Register | Log
+Effect = Ask | Call | ReplyTo | Ring | RingSelf | BellDone | Start | Extend | Stop | Seal | Pull | Register | Log

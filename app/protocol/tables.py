@@ -37,7 +37,7 @@ class BlockState(StrEnum):
     PULLING = "PULLING"
     """The mover may be writing; free only when the mover says that it has stopped."""
     READY = "READY"
-    """Holds a sequence's KV; no step is running on it."""
+    """Holds a sequence's KV, or was given to a running one that grows; no step is running on it."""
     IN_STEP = "IN_STEP"
     """The running step may be writing; free only when the step says that it has stopped."""
     RUNNING = "RUNNING"
@@ -64,6 +64,8 @@ class FailureReason(StrEnum):
     DIFFERENT_TOKENS = "different_tokens"
     HANDED_BACK = "handed_back"
     DRAINING = "draining"
+    PREEMPTED = "preempted"
+    """No block was free for a sequence that was admitted earlier, on the same decode node."""
 
 
 REQUEST_STEPS: Mapping[RequestState, frozenset[RequestState]] = {
@@ -106,7 +108,7 @@ LEASE_STEPS: Mapping[LeaseState, frozenset[LeaseState]] = {
 }
 
 DECODE_BLOCK_STEPS: Mapping[BlockState, frozenset[BlockState]] = {
-    BlockState.FREE: frozenset({BlockState.RESERVED}),
+    BlockState.FREE: frozenset({BlockState.RESERVED, BlockState.READY}),
     BlockState.RESERVED: frozenset({BlockState.PULLING, BlockState.FREE}),
     BlockState.PULLING: frozenset({BlockState.READY, BlockState.FREE}),
     BlockState.READY: frozenset({BlockState.IN_STEP, BlockState.FREE}),

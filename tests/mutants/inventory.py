@@ -6,6 +6,7 @@ from tests.mutants.guards.clients import CLIENTS
 from tests.mutants.guards.decode import DECODE
 from tests.mutants.guards.emitting import EMITTING
 from tests.mutants.guards.ending import ENDING
+from tests.mutants.guards.growing import GROWING
 from tests.mutants.guards.handing_over import HANDING_OVER
 from tests.mutants.guards.health import HEALTH
 from tests.mutants.guards.holding import HOLDING
@@ -26,6 +27,7 @@ ALL: tuple[Mutant, ...] = (
     *LOSING,
     *PREFILL,
     *DECODE,
+    *GROWING,
     *HOLDING,
     *WIRES,
     *HEALTH,

@@ -80,6 +80,13 @@ class Running:
     job: do.Start
     tokens: list[int]
     num_computed: int
+    table: list[int]
+    """Its blocks; those that it got later too."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether its blocks hold one more position."""
+        return self.num_computed < BLOCK_TOKENS * len(self.table)
 
 
 class Process:
@@ -107,7 +114,7 @@ class Process:
             grant_timeout_s=configuration.grant_timeout_s,
         )
         self.machine = (PrefillNode if prefill else DecodeNode)(config, pool, self.supply.draw)
-        self.inbox: list[do.Start | do.Stop] = []
+        self.inbox: list[do.Start | do.Extend | do.Stop] = []
         self.running: dict[str, Running] = {}
         """Sequences of the engine; while it has any, a step runs unless it stands ``between`` two."""
         self.between = True
@@ -134,7 +141,7 @@ class Process:
     def _perform(self, effects: list[do.Effect]) -> None:
         for effect in effects:
             match effect:
-                case do.Start() | do.Stop():
+                case do.Start() | do.Extend() | do.Stop():
                     self.inbox.append(effect)
                 case do.Seal() | do.Pull():
                     self.jobs.append(effect)
@@ -169,7 +176,7 @@ class Process:
         """The running step ends; or, between two, the engine takes what is in its inbox and begins the next."""
         if not self.between:
             self.between = True
-            samples = tuple(self._compute(running) for running in list(self.running.values()))
+            samples = tuple(self._compute(running) for running in list(self.running.values()) if running.has_room)
             self.hear(on.Stepped(samples))
             if self.inbox:
                 return
@@ -178,24 +185,27 @@ class Process:
             if isinstance(job, do.Stop):
                 self.running.pop(job.key, None)
                 self.hear(on.Stopped(job.key))
+            elif isinstance(job, do.Extend):
+                if job.key in self.running:
+                    self.running[job.key].table += job.blocks
             else:
                 tokens = [*job.work.prompt_ids, *job.work.output_ids]
-                self.running[job.key] = Running(job, tokens, job.num_computed)
-        self.between = not self.running
+                self.running[job.key] = Running(job, tokens, job.num_computed, list(job.blocks))
+        self.between = not any(running.has_room for running in self.running.values())
 
     def _compute(self, running: Running) -> on.Sample:
         """Write the KV of the next positions, and draw a token from all KV as the blocks hold it."""
-        job, memory, tokens = running.job, self.memory, running.tokens
+        job, memory, tokens, table = running.job, self.memory, running.tokens, running.table
         before = NOTHING_YET
         if running.num_computed:
             position = running.num_computed - 1
-            before = memory.blocks[job.blocks[position // BLOCK_TOKENS]][position % BLOCK_TOKENS]
+            before = memory.blocks[table[position // BLOCK_TOKENS]][position % BLOCK_TOKENS]
         for position in range(running.num_computed, len(tokens)):
-            block = job.blocks[position // BLOCK_TOKENS]
+            block = table[position // BLOCK_TOKENS]
             self._may_write(block, job.key, _COMPUTED_IN)
             before = memory.blocks[block][position % BLOCK_TOKENS] = kv_of(before, tokens[position])
         running.num_computed = len(tokens)
-        held = list(chain.from_iterable(memory.blocks[block] for block in job.blocks))
+        held = list(chain.from_iterable(memory.blocks[block] for block in table))
         index = len(tokens) - len(job.work.prompt_ids)
         token = next_token(held[: len(tokens)], job.work.sampling.seed, index)
         tokens.append(token)

@@ -74,8 +74,8 @@ SERVED: frozenset[str] = frozenset(
 )
 """What a client gets where nothing keeps it from its answer: that, or what it has asked for itself."""
 
-_ITS_OWN_DOING = "grant_timeout"
-"""The reason of an attempt that gave its room to an older request."""
+_FOR_AN_OLDER_ONE = ("grant_timeout: ", "preempted: ", "commit_refused: handed_back")
+"""How the failure of an attempt begins that gave its room to an older request; the last where prefill says it first."""
 
 
 _FORGOTTEN_END = {Disaster.NODE_DRAINS, Disaster.LEDGER_ROLLS_BACK}
@@ -87,9 +87,9 @@ def may_count(scenario: Scenario) -> bool:
     return not _only(scenario, BLAMELESS) or _struck(scenario) >= _FORGOTTEN_END
 
 
-def may_cost(scenario: Scenario, reason: str) -> bool:
-    """Whether a fault of this scenario may cost an attempt."""
-    return reason == _ITS_OWN_DOING or not _only(scenario, HARMLESS)
+def may_cost(scenario: Scenario, failure: str) -> bool:
+    """Whether a fault of this scenario may cost an attempt; ``failure``: reason and detail."""
+    return failure.startswith(_FOR_AN_OLDER_ONE) or not _only(scenario, HARMLESS)
 
 
 def must_serve(scenario: Scenario) -> bool:

@@ -30,6 +30,13 @@ class Sequence:
     job: do.Start
     tokens: list[int]
     num_computed: int
+    table: list[int]
+    """Its blocks; those that it got later too."""
+
+    @property
+    def has_room(self) -> bool:
+        """Whether its blocks hold one more position."""
+        return self.num_computed < BLOCK_TOKENS * len(self.table)
 
 
 Chunk = tuple[Sequence, int]
@@ -49,12 +56,12 @@ class Engine(Part):
         """A step that begins now never ends."""
         self._max_num_seqs = max_num_seqs
         self._budget = max_num_batched_tokens
-        self._inbox: list[do.Start | do.Stop] = []
+        self._inbox: list[do.Start | do.Extend | do.Stop] = []
         self._sequences: dict[str, Sequence] = {}
         self._looking = False
 
-    def put(self, job: do.Start | do.Stop) -> None:
-        """Hand over a sequence to add or to drop."""
+    def put(self, job: do.Start | do.Extend | do.Stop) -> None:
+        """Hand over a sequence to add or to drop, or more blocks for one."""
         self._inbox.append(job)
         if self.entered_at is None and not self._looking:
             self._looking = True
@@ -73,6 +80,9 @@ class Engine(Part):
             if isinstance(job, do.Stop):
                 self._sequences.pop(job.key, None)
                 self.process.post(on.Stopped(job.key))
+            elif isinstance(job, do.Extend):
+                if job.key in self._sequences:  # else it has ended meanwhile
+                    self._sequences[job.key].table += job.blocks
             else:
                 self._add(job)
         chunks = self._schedule()
@@ -90,11 +100,12 @@ class Engine(Part):
             self.process.post(on.Stepped((on.Sample(job.key, len(work.output_ids), on.NO_TOKEN, finish),)))
             return
         tokens = [*work.prompt_ids, *work.output_ids]
-        self._sequences[job.key] = Sequence(job, tokens, job.num_computed)
+        self._sequences[job.key] = Sequence(job, tokens, job.num_computed, list(job.blocks))
 
     def _schedule(self) -> list[Chunk]:
-        """One token of each decoding sequence, then prompts, first come first served, within the budget."""
-        running = list(self._sequences.values())[: self._max_num_seqs]
+        """One token of each decoding sequence, then prompts, first come first served, within the budget. Whose blocks
+        are full waits for more."""
+        running = [one for one in list(self._sequences.values())[: self._max_num_seqs] if one.has_room]
         running.sort(key=_is_prompt)
         budget = self._budget
         chunks = []
@@ -125,7 +136,7 @@ class Engine(Part):
     def _write(self, sequence: Sequence, end: int) -> None:
         """Compute the KV of the next positions from what the blocks hold before them."""
         node, memory = self.process, self.process.memory
-        table, key = sequence.job.blocks, sequence.job.key
+        table, key = sequence.table, sequence.job.key
         start = sequence.num_computed
         for block in table[start // BLOCK_TOKENS : -(-end // BLOCK_TOKENS)]:
             node.check_writes(block, key, _MAY_WRITE)
@@ -146,7 +157,7 @@ class Engine(Part):
             del self._sequences[job.key]
             error = "the engine cannot compute this sequence"
             return on.Sample(job.key, index, on.NO_TOKEN, error=error, retry_helps=world.faults.coin())
-        held = list(chain.from_iterable([memory.blocks[block] for block in job.blocks]))
+        held = list(chain.from_iterable([memory.blocks[block] for block in sequence.table]))
         token = next_token(held[: len(sequence.tokens)], sampling.seed, index)
         if world.faults.ties(self.process.name, job.work.uid):
             token = other_token(token)

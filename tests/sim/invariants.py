@@ -280,7 +280,7 @@ class Checker:
         scenario = self._world.scenario
         if record.failures > shadow.failures and not may_count(scenario):
             raise self._wrong(shadow.uid, f"{reason} counts as a failure, and nothing here was anybody's fault")
-        if record.state == "QUEUED" and not may_cost(scenario, reason):
+        if record.state == "QUEUED" and not may_cost(scenario, record.last_failure):
             raise self._wrong(shadow.uid, f"{reason} costs an attempt, and nothing here should")
         shadow.failures = record.failures
         limits = self._wishes[shadow.uid].limits

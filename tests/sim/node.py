@@ -97,6 +97,7 @@ class KVNode(Process):
         self._perform: dict[type, Callable[[Any], None]] = {
             do.Ask: self._ask,
             do.Start: self.engine.put,
+            do.Extend: self.engine.put,
             do.Stop: self.engine.put,
             do.Seal: self.mover.put,
             do.Pull: self.mover.put,

@@ -31,7 +31,8 @@ local limits = cmd.limits
 -- What no node that runs could ever hold would wait for its timeout. Nodes that are yet to come may be larger: while a
 -- role has none, nothing is too large for it. A node that names no size says nothing.
 local prefill_room = room('prefill')
-if prefill_room and prefill_room < cmd.prompt_tokens then
+-- A prefill node reads the answer so far too when a request goes on elsewhere.
+if prefill_room and prefill_room < cmd.prompt_tokens + cmd.max_tokens - 1 then
   return answer({ status = 'TOO_LARGE', room_tokens = prefill_room })
 end
 local decode_room = cmd.max_tokens > 1 and room('decode')

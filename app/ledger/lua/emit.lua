@@ -1,8 +1,8 @@
 -- Appends tokens; with a finish reason it ends the request in the same step (rule 8).
--- Touches: rec and node hashes, tok and lp lists, watch set, events streams, clock hash, and what end_request touches.
--- O(tokens emitted).
+-- Touches: rec, lease and node hashes, tok and lp lists, watch set, events streams, clock hash, and what end_request
+-- touches. O(tokens emitted).
 -- Arguments: uid, attempt, fence, incarnation, index, tokens, finish_reason ("" = goes on), logprobs (of each token, or
--- absent).
+-- absent), blocks of the lease (0 = as before).
 -- Answers: OK | SAME | GAP | DIFFERENT | FENCED | ABORTED | LATE, with the length of the answer so far.
 now = read_clock()
 if late() then return answer({ status = 'LATE', length = 0 }) end
@@ -57,5 +57,6 @@ if cmd.finish_reason ~= '' then
 else
   local watchers = redis.call('SMEMBERS', P .. 'watch:' .. cmd.uid)
   tell(watchers, { uid = cmd.uid, index = from, tokens = table.concat(texts, ','), logprobs = logprobs })
+  if cmd.blocks > 0 and r.lease ~= '' then redis.call('HSET', P .. 'lease:' .. r.lease, 'blocks', cmd.blocks) end
 end
 return says('OK')

@@ -1,13 +1,15 @@
--- A lease for the next waiter that fits a decode node; one lease per attempt.
--- Touches: lease hash, leases, waiters, nodes, owned, avoided zsets, model_nodes set, rec and node hashes, clock hash.
+-- A lease for the next waiter that fits a decode node; one lease per attempt. It starts with the blocks of prompt +
+-- output so far and one more; the node adds others by itself, and says so with `emit`.
+-- Touches: tok list, lease hash, leases, waiters, nodes, owned, avoided zsets, model_nodes set, rec and node hashes, clock hash.
 -- Arguments: hint_uid, incarnation, lease_id, free_blocks, block_size_tokens.
--- Answers: RESERVED with attempt, fence, blocks and the prefill node | NOTHING | REFUSED | LATE.
+-- Answers: RESERVED with attempt, fence, seq, blocks, most_blocks and the prefill node | NOTHING | REFUSED | LATE.
 now = read_clock()
 if late() then return answer({ status = 'LATE' }) end
 
 local function reserved(r, held)
   return answer({
     status = 'RESERVED', uid = r.uid, client_id = r.client, attempt = r.attempt, fence = r.fence, blocks = held,
+    most_blocks = blocks(r.prompt_tokens + r.max_tokens), seq = r.seq,
     prefill_incarnation = r.owner, prefill_address = redis.call('HGET', P .. 'node:' .. r.owner, 'address') or '',
   })
 end
@@ -25,13 +27,17 @@ if not node then return answer({ status = 'REFUSED' }) end
 -- could: this node may take it now or once it has blocks. Who cannot is passed over, and holds nobody up.
 local function candidate(uid)
   local c = redis.call('HMGET', P .. 'rec:' .. uid, 'state', 'lease', 'prompt_tokens', 'max_tokens', 'claimed_at',
-    'suspect', 'owner', 'shunned', 'shunned_until')
+    'suspect', 'owner', 'shunned', 'shunned_until', 'attempt')
   if c[1] ~= 'PREFILLING' or c[2] ~= '' then return nil end
-  local need = blocks(tonumber(c[3]) + tonumber(c[4]))
-  local could = need <= math.max(node.num_blocks, cmd.free_blocks)
+  local most = blocks(tonumber(c[3]) + tonumber(c[4]))
+  local need = math.min(blocks(tonumber(c[3]) + length(uid)) + 1, most)
+  local could = most <= math.max(node.num_blocks, cmd.free_blocks)
     and not (node.suspect and (tonumber(c[6]) or 0) > 0)
-    and not left_to_others({ owner = c[7], shunned = c[8], shunned_until = tonumber(c[9]), need = need }, node)
-  return { could = could, fits = could and need <= cmd.free_blocks, waited = now - tonumber(c[5]), need = need }
+    and not left_to_others({ owner = c[7], shunned = c[8], shunned_until = tonumber(c[9]), need = most }, node)
+  return {
+    could = could, fits = could and need <= cmd.free_blocks, waited = now - tonumber(c[5]), need = need,
+    requeued = c[10] ~= '1',
+  }
 end
 
 local function hinted()
@@ -57,7 +63,8 @@ local uid = walk(P .. 'waiters', node, function(uids)
       head = head or each
       if c.fits then
         first = first or each
-        return hint or first
+        -- Whoever was preempted comes before those that came later.
+        return not c.requeued and hint or first
       end
     end
   end

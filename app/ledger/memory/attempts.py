@@ -153,7 +153,15 @@ def emit(store: Store, command: Emit) -> EmitAnswer:
         end_request(store, record, RequestState.FINISHED, finish_reason=finish, tokens=new, logprobs=logprobs)
     else:
         tell(store, record.watchers, Event(record.uid, have, new, logprobs=logprobs))
+        _resize(store, record, command.blocks)
     return says(EmitStatus.OK)
+
+
+def _resize(store: Store, record: Record, blocks: int) -> None:
+    """The decode node has given the lease more blocks; 0: it has not."""
+    lease = store.leases.get(record.lease)
+    if blocks and lease is not None:
+        lease.blocks = blocks
 
 
 def _ended_so(record: Record, command: Emit, stop: int) -> bool:

@@ -23,7 +23,7 @@ def reserve_next(store: Store, command: ReserveNext) -> ReserveAnswer:
     if held is not None:
         owner = store.records.get(held.uid)
         if owner and held.state is LeaseState.RESERVED and held.node == command.incarnation:
-            return _reserved(store, owner, held.blocks)
+            return _reserved(store, owner, command, held.blocks)
         return ReserveAnswer(ReserveStatus.NOTHING, store.time)
     node = store.worker(command.incarnation, "decode")
     if node is None:
@@ -32,7 +32,7 @@ def reserve_next(store: Store, command: ReserveNext) -> ReserveAnswer:
     if uid is None:
         return ReserveAnswer(ReserveStatus.NOTHING, store.time)
     record = store.records[uid]
-    need = _lease_blocks(record, command)
+    need = _first_blocks(record, command)
     store.leases[command.lease_id] = Lease(uid, record.attempt, record.fence, command.incarnation, need, at=store.time)
     store.open_leases[command.lease_id] = store.time
     store.own(command.incarnation, f"l:{command.lease_id}")
@@ -40,14 +40,20 @@ def reserve_next(store: Store, command: ReserveNext) -> ReserveAnswer:
     hold_suspect(store, record, command.incarnation)
     record.lease, record.decode_node = command.lease_id, node.info.name
     record.timeline["granted"] = store.wall
-    return _reserved(store, record, need)
+    return _reserved(store, record, command, need)
 
 
-def _lease_blocks(record: Record, command: ReserveNext) -> int:
+def _most_blocks(record: Record, command: ReserveNext) -> int:
+    """What the lease may grow to."""
     return blocks(len(record.prompt_ids) + record.sampling.max_tokens, command.block_size_tokens)
 
 
-def _reserved(store: Store, record: Record, held: int) -> ReserveAnswer:
+def _first_blocks(record: Record, command: ReserveNext) -> int:
+    """What it starts with."""
+    return min(blocks(record.total, command.block_size_tokens) + 1, _most_blocks(record, command))
+
+
+def _reserved(store: Store, record: Record, command: ReserveNext, held: int) -> ReserveAnswer:
     prefill = store.nodes.get(record.owner)
     return ReserveAnswer(
         ReserveStatus.RESERVED,
@@ -57,6 +63,8 @@ def _reserved(store: Store, record: Record, held: int) -> ReserveAnswer:
         record.attempt,
         record.fence,
         held,
+        _most_blocks(record, command),
+        record.seq,
         record.owner,
         prefill.info.address if prefill else "",
     )
@@ -70,11 +78,11 @@ def _reserve_picker(store: Store, command: ReserveNext, node: Node) -> Pick:
         return record
 
     def fits(record: Record) -> bool:
-        return _lease_blocks(record, command) <= command.free_blocks
+        return _first_blocks(record, command) <= command.free_blocks
 
     def could(record: Record) -> bool:
         """This node may take it now or once it has blocks. Who cannot is passed over, and holds nobody up."""
-        need = _lease_blocks(record, command)
+        need = _most_blocks(record, command)
         if need > max(node.info.num_blocks, command.free_blocks) or (record.suspect and node.suspect):
             return False
         return not left_to_others(store, record, command.incarnation, need)
@@ -98,7 +106,7 @@ def _reserve_picker(store: Store, command: ReserveNext, node: Node) -> Pick:
                 return (uid, False) if now_fits else (None, True)
             head = False
             if now_fits:
-                return hint or uid, False
+                return (uid if record.attempt > 1 else hint or uid), False
         return hint, False
 
     return pick

@@ -38,7 +38,7 @@ def admit(store: Store, command: Admit) -> AdmitAnswer:
         return AdmitAnswer(AdmitStatus.DUPLICATE, store.time, store.guards[command.client_id])
     prompt = len(command.prompt_ids)
     needs = {
-        "prefill": prompt,
+        "prefill": prompt + command.sampling.max_tokens - 1,  # the answer so far, when it goes on elsewhere
         "decode": prompt + command.sampling.max_tokens if command.sampling.max_tokens > 1 else 0,
     }
     for role, tokens in needs.items():

@@ -146,9 +146,11 @@ class ReserveStatus(StrEnum):
 class ReserveNext:
     """Give this decode node the hinted waiter, or the oldest by admission, that fits: one lease per attempt.
 
-    Fits: ceil((prompt + max_tokens) / block_size_tokens) <= free_blocks, of two suspects (see ``Stamp``) a node gets
-    one, and nodes that just failed each other (see ``FailAttempt``) are kept apart. Waiters whose record moved on are
-    dropped.
+    A lease starts with the blocks of prompt + output so far and one more; the node adds others as the answer grows, up
+    to those of prompt + ``max_tokens``, which its pool must be able to hold. Fits: what it starts with <= free_blocks,
+    of two suspects (see ``Stamp``) a node gets one, and nodes that just failed each other (see ``FailAttempt``) are
+    kept apart. The hint does not pass the oldest that fits if that was requeued or has waited for long. Waiters whose
+    record moved on are dropped.
     A lease id that already holds a lease answers with it. ``LATE`` and ``NOTHING`` reserve nothing.
     """
 
@@ -169,7 +171,11 @@ class ReserveAnswer:
     attempt: int = 0
     fence: str = ""
     blocks: int = 0
-    """Blocks the lease holds."""
+    """Blocks that the lease starts with."""
+    most_blocks: int = 0
+    """Blocks that it may grow to."""
+    seq: int = 0
+    """Admission number of the request: a smaller one is older."""
     prefill_incarnation: str = ""
     prefill_address: str = ""
 
@@ -225,7 +231,7 @@ class Emit:
     terminal state, lease release, guard release, terminal event. By the owner only.
 
     What was told of a token first stands: whether one is there already is asked of the token, not of its logprobs,
-    which another run may round differently.
+    which another run may round differently. ``blocks``: so many the lease holds by now; 0: as before.
     """
 
     uid: str
@@ -237,6 +243,7 @@ class Emit:
     finish_reason: FinishReason | None = None
     logprobs: tuple[str, ...] = ()
     """One per token (``app.logprobs``, opaque to the ledger), or none at all."""
+    blocks: int = 0
     name: ClassVar[str] = "emit"
 
 

@@ -60,8 +60,9 @@ class AdmitStatus(StrEnum):
 class Admit:
     """Duplicate check (SET guard NX), capacity check and the record (QUEUED) in one step. By web.
 
-    While prefill nodes live, one of their pools must be able to hold the prompt; while decode nodes live, one of
-    theirs prompt + ``max_tokens``, unless prefill samples the only token.
+    While prefill nodes live, one of their pools must be able to hold what a request that goes on elsewhere has to be
+    computed from at the most, prompt + ``max_tokens`` - 1; while decode nodes live, one of theirs prompt +
+    ``max_tokens``, unless prefill samples the only token.
 
     An idempotency key is looked at before the client's id. It is free again once its record is ABORTED, EXPIRED or
     gone; a FAILED one is replayed like a FINISHED one.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from app.protocol.blocks import blocks_for
 from app.protocol.commands import Work
 from app.protocol.holding import Held
 from app.protocol.messages import Commit
@@ -27,6 +28,12 @@ class Lease(Held):
 
     prefill_incarnation: str
     prefill_address: str
+    seq: int
+    """Admission number of the request: who is younger is preempted first."""
+    most_blocks: int
+    """Blocks of the whole answer: it grows no further."""
+    told_blocks: int
+    """How many blocks the ledger knows of."""
     phase: Phase = Phase.GRANTING
     commit: Commit | None = None
     committed_at: float = 0.0
@@ -39,3 +46,11 @@ class Lease(Held):
     """How many of them the ledger holds."""
     finish: FinishReason | None = None
     emitting: bool = False
+
+    def needed_blocks(self, block_size_tokens: int, ahead: int = 0) -> int:
+        """Blocks that the next step, or the one ``ahead`` steps later, reads and writes; none before it was activated.
+        The last token's KV is never written."""
+        if self.work is None:
+            return 0
+        prompt, most = len(self.work.prompt_ids), self.work.sampling.max_tokens
+        return blocks_for(min(prompt + len(self.output) + ahead, prompt + most - 1), block_size_tokens)

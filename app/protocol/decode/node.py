@@ -9,12 +9,12 @@ from functools import partial
 from app.protocol import effects as do
 from app.protocol import events as on
 from app.protocol.commands import Emit, EmitAnswer, EmitStatus, FailureKind, HeldLease, HoldingsAnswer
+from app.protocol.decode.growth import Growing
 from app.protocol.decode.lease import Lease, Phase
-from app.protocol.decode.receive import Receiving
 from app.protocol.tables import BlockState, FailureReason
 
 
-class DecodeNode(Receiving):
+class DecodeNode(Growing):
     """The decode side of the protocol.
 
     It alone writes its own KV blocks (rule 5). Blocks in PULLING or IN_STEP become free only when the mover or the
@@ -62,6 +62,7 @@ class DecodeNode(Receiving):
         self._emit(sample.key, lease)
         if len(lease.output) - lease.told_length > self.config.emit_buffer_tokens:
             self._stop(sample.key, lease)  # the ledger is away: pause until it has caught up
+        self._grow(sample.key, lease)
 
     def _emit(self, lease_id: str, lease: Lease) -> None:
         """Tell the ledger everything it does not hold yet; one such call per sequence at a time."""
@@ -78,6 +79,7 @@ class DecodeNode(Receiving):
             tokens,
             lease.finish,
             tuple(lease.logprobs[lease.told_length :]),
+            len(lease.blocks) if len(lease.blocks) != lease.told_blocks else 0,
         )
         self._ask(emit, partial(self._emitted, lease_id, lease, emit))
 
@@ -88,6 +90,7 @@ class DecodeNode(Receiving):
         match answer.status:
             case EmitStatus.OK | EmitStatus.SAME:
                 lease.told_length = max(lease.told_length, emit.index + len(emit.tokens))
+                lease.told_blocks = emit.blocks or lease.told_blocks
                 if emit.finish_reason is not None:
                     self._over(lease_id, lease, "finished")
                     return
@@ -105,9 +108,13 @@ class DecodeNode(Receiving):
             self._emit(lease_id, lease)
 
     def _resume_if_told(self, lease_id: str, lease: Lease) -> None:
-        """A paused sequence goes on once the ledger holds all of its tokens."""
+        """A paused sequence goes on once the ledger holds all of its tokens, and it has room for the next."""
         paused = lease.phase is Phase.RUNNING and not lease.ending and not lease.in_engine and lease.finish is None
-        if paused and lease.told_length == len(lease.output):
+        if not paused or lease.told_length != len(lease.output):
+            return
+        if self._is_short(lease):
+            self._make_room()
+        else:
             self._enter_engine(lease_id, lease)
 
     # holdings and drain

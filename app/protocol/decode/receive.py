@@ -41,33 +41,47 @@ class Receiving(Node[Lease]):
     def _engine_stopped(self, lease_id: str, lease: Lease) -> None:
         """The engine has dropped it."""
 
+    @abstractmethod
+    def _room(self) -> int:
+        """Blocks that a new lease may have."""
+
     # reserve and grant
+
+    def _has_room(self) -> bool:
+        return self._room() > 0 and super()._has_room()
 
     def _ask_for_work(self, bell: on.BellRang) -> None:
         lease_id = self._draw()
-        reserve = ReserveNext(
-            bell.uid, self.config.incarnation, lease_id, self.pool.free, self.config.block_size_tokens
-        )
+        config = self.config
+        reserve = ReserveNext(bell.uid, config.incarnation, lease_id, self._room(), config.block_size_tokens)
         self._ask(reserve, partial(self._reserved, bell, lease_id), tries=LOOK_TRIES)
 
     def _reserved(self, bell: on.BellRang, lease_id: str, answer: ReserveAnswer | None) -> None:
         if answer is None or answer.status is not ReserveStatus.RESERVED:
             self._work_answered(bell, False, "no answer" if answer is None else answer.status.lower())
             return
+        fits = answer.blocks <= self.pool.free  # else they were given to running sequences meanwhile: those come first
         lease = self.table[lease_id] = Lease(
             uid=answer.uid,
             client_id=answer.client_id,
             attempt=answer.attempt,
             fence=answer.fence,
             lease_id=lease_id,
-            blocks=self.pool.take(answer.blocks, lease_id, BlockState.RESERVED),
+            blocks=self.pool.take(answer.blocks, lease_id, BlockState.RESERVED) if fits else (),
             bell_id=bell.bell_id,
             prefill_incarnation=answer.prefill_incarnation,
             prefill_address=answer.prefill_address,
+            seq=answer.seq,
+            most_blocks=answer.most_blocks,
+            told_blocks=answer.blocks,
         )
         if self.draining:  # asked before the drain, answered after it
             self._work_answered(bell, True)
             self._fail(lease_id, lease, FailureKind.OVERLOAD, FailureReason.DRAINING)
+            return
+        if not fits:
+            self._work_answered(bell, True)
+            self._fail(lease_id, lease, FailureKind.OVERLOAD, FailureReason.PREEMPTED, "its blocks are taken")
             return
         self._log("granting", lease, lease=lease_id, blocks=answer.blocks)
         self._grant(lease_id, lease)

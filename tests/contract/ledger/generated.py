@@ -140,7 +140,7 @@ class Sequence:
             return Activate(*name, record["lease"], node, index, 100 + index, logprobs=logprobs)
         tokens = tuple(range(100 + index, 100 + index + (1, 1, 2, 17)[choice.b % 4]))
         reason: FinishReason | None = "stop" if choice.b % 8 == 0 else None
-        return Emit(*name, record["owner"], index, tokens, reason, told(record, *tokens))
+        return Emit(*name, record["owner"], index, tokens, reason, told(record, *tokens), choice.a % 4)
 
     def claim(self, choice: Choice, _: Any) -> Any:
         self.fences += choice.wrong < 8
@@ -177,7 +177,7 @@ class Sequence:
         tokens = tuple(token + 1 for token in tokens) if choice.wrong == 8 else tokens
         owner = "d1" if choice.wrong == 9 else record["owner"]
         reason: FinishReason | None = "stop" if choice.b % 7 == 0 else None
-        return Emit(uid, record["attempt"], fence, owner, index, tokens, reason, told(record, *tokens))
+        return Emit(uid, record["attempt"], fence, owner, index, tokens, reason, told(record, *tokens), choice.a % 3)
 
     def activate(self, choice: Choice, dump: Dump) -> Any:
         uid, record = self._record(choice, dump, leased=True)

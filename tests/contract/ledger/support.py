@@ -200,8 +200,9 @@ class World:
         attempt: int = 1,
         end: Any = None,
         logprobs: tuple[str, ...] = (),
+        blocks: int = 0,
     ) -> EmitAnswer:
-        answer: EmitAnswer = self.do(Emit(uid, attempt, fence, node, index, tokens, end, logprobs))
+        answer: EmitAnswer = self.do(Emit(uid, attempt, fence, node, index, tokens, end, logprobs, blocks))
         return answer
 
     def activate(

@@ -75,6 +75,15 @@ def test_what_no_living_node_could_ever_hold_is_refused(
         assert world.read("u").status is ReadStatus.UNKNOWN
 
 
+@pytest.mark.parametrize(("max_tokens", "status"), [(25, AdmitStatus.ADMITTED), (26, AdmitStatus.TOO_LARGE)])
+def test_an_answer_that_no_prefill_node_could_read_again_is_refused(
+    world: World, max_tokens: int, status: AdmitStatus
+) -> None:
+    world.node("p", "prefill", num_blocks=4)
+    world.node("d", "decode", num_blocks=10)
+    assert world.admit("u", prompt=40, max_tokens=max_tokens).status is status
+
+
 def test_nothing_is_too_large_for_nodes_that_are_yet_to_come(world: World) -> None:
     world.node("d", "decode", num_blocks=3, ttl=10)
     assert world.admit("u", prompt=60).status is AdmitStatus.TOO_LARGE

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.protocol.commands import ActivateStatus, ClaimStatus, Drain, ReserveStatus
+from app.protocol.commands import ActivateStatus, ClaimStatus, Cluster, Drain, FailureKind, ReserveStatus
 from tests.contract.ledger.support import World
 
 pytestmark = pytest.mark.usefixtures("cluster")
@@ -19,6 +19,67 @@ def test_a_reservation_names_the_attempt_and_the_prefill_node(world: World) -> N
     assert (answer.uid, answer.client_id, answer.attempt, answer.fence) == ("u", "client-u", 1, "f")
     assert (answer.blocks, answer.prefill_incarnation, answer.prefill_address) == (3, "p", "tcp://p")
     assert (world.lease_state(), world.owned("d")) == ("RESERVED", {"l:l"})
+
+
+@pytest.mark.parametrize(
+    ("prompt", "max_tokens", "starts_with", "most"),
+    [(20, 500, 3, 33), (16, 500, 2, 33), (17, 2, 2, 2), (32, 16, 3, 3)],
+    ids=["two and one more", "full blocks", "no more than the whole answer", "exactly the whole answer"],
+)
+def test_a_lease_starts_with_what_the_prompt_needs_and_one_block_more(
+    world: World, prompt: int, max_tokens: int, starts_with: int, most: int
+) -> None:
+    world.prefilling(prompt=prompt, max_tokens=max_tokens)
+    assert world.reserve("small", free=starts_with - 1).status is ReserveStatus.NOTHING
+    answer = world.reserve("l", free=starts_with)
+    assert (answer.blocks, answer.most_blocks) == (starts_with, most)
+
+
+def test_a_resumed_request_has_a_lease_for_its_output_too(world: World) -> None:
+    world.decoding(prompt=20, max_tokens=500)
+    world.emit("u", 1, *range(100, 130), node="d")  # 51 tokens
+    world.fail("u", node="d", lease="l", kind=FailureKind.OVERLOAD)
+    assert world.claim("g").status is ClaimStatus.CLAIMED
+    again = world.reserve("l2")
+    assert (again.attempt, again.blocks, again.most_blocks) == (2, 5, 33)
+
+
+def test_a_node_that_could_not_hold_the_whole_answer_gets_no_lease(world: World) -> None:
+    world.node("tiny", "decode", num_blocks=5)
+    world.prefilling(prompt=16, max_tokens=100)  # eight blocks at its end, two at its beginning
+    assert world.reserve("l", node="tiny", free=5).status is ReserveStatus.NOTHING
+    assert world.reserve("l", free=2).status is ReserveStatus.RESERVED
+
+
+def test_a_reservation_says_who_is_older(world: World) -> None:
+    world.prefilling("old", "f")
+    world.prefilling("young", "g")
+    young, old = world.reserve("l1", "young"), world.reserve("l2", "old")
+    assert (young.uid, old.uid) == ("young", "old")
+    assert old.seq < young.seq
+
+
+def test_the_hint_does_not_pass_an_older_request_that_was_handed_back(world: World) -> None:
+    world.decoding("old")
+    world.fail("old", node="d", lease="l", kind=FailureKind.OVERLOAD)
+    assert world.claim("g", "old").status is ClaimStatus.CLAIMED
+    world.prefilling("young", "h")
+    assert world.reserve("l2", "young").uid == "old"
+
+
+def test_the_ledger_knows_how_far_a_lease_has_grown(world: World) -> None:
+    world.decoding(prompt=20, max_tokens=500)
+
+    def blocks() -> list[int]:
+        return [lease.blocks for lease in world.do(Cluster()).leases]
+
+    assert blocks() == [3]
+    world.emit("u", 1, 8, node="d", blocks=4)
+    assert blocks() == [4]
+    world.emit("u", 2, 9, node="d")
+    assert blocks() == [4]
+    world.emit("u", 3, 9, node="other", blocks=5)
+    assert blocks() == [4]
 
 
 def test_one_lease_per_attempt(world: World) -> None:

@@ -44,6 +44,24 @@ class Lane:
         work = Work(key, key, 1, key, PROMPT, output_ids, sampling)
         self._lane.put(do.Start(key, work, blocks, num_computed=computed, one_token=False))
 
+    def extend(self, key: str, *blocks: int) -> None:
+        self._lane.put(do.Extend(key, blocks))
+
+    def start(self) -> None:
+        self._lane.start()
+
+    def next_tokens(self, count: int) -> list[int]:
+        """Wait for so many."""
+        tokens: list[int] = []
+        while len(tokens) < count:
+            event = self._said.get(timeout=20)
+            assert isinstance(event, on.Stepped)
+            tokens += [sample.token for sample in event.samples]
+        return tokens
+
+    def close(self) -> None:
+        self._lane.close()
+
     def run(self, sequences: int) -> dict[str, list[on.Sample]]:
         """Start, and collect samples until so many sequences have ended."""
         self._lane.start()
@@ -104,3 +122,28 @@ def test_faulty_sequences_end_with_an_error_each_and_the_others_with_their_answe
     assert "vocabulary of 97" in errors["other model's tokens"]
     assert errors["unforeseen"] == "LookupError: nobody thought of this"
     assert engine.keys() == []
+
+
+def test_a_sequence_whose_blocks_are_full_waits_for_more_and_goes_on_as_if_it_had_had_them(engine: Engine) -> None:
+    expected = alone(engine)
+    lane = Lane(engine)
+    lane.put("grows", (2,))
+    fits = engine.block_size_tokens - len(PROMPT) + 1
+    lane.start()
+    tokens = lane.next_tokens(fits)
+    assert not engine.has_work, "its block is full"
+    lane.extend("grows", 3)
+    tokens += lane.next_tokens(ANSWER - fits)
+    lane.close()
+    assert tokens == expected
+    assert lane.crashes == []
+
+
+def test_blocks_for_a_sequence_that_has_just_ended_are_not_missed(engine: Engine) -> None:
+    expected = alone(engine)
+    lane = Lane(engine)
+    lane.extend("ended", 4)
+    lane.put("other", (2, 3))
+    samples = lane.run(1)
+    assert [sample.token for sample in samples["other"]] == expected
+    assert lane.crashes == []

@@ -78,6 +78,7 @@ class Node(KVNode):
                 do.Ask: lambda ask: world.cluster.ask(self.runner, ask),
                 do.Call: lambda call: world.cluster.deliver(self.runner, call),
                 do.Start: lambda job: self.runner.start(job),
+                do.Extend: lambda job: self.runner.extend(job),
                 do.Stop: lambda job: self.runner.stop(job),
                 do.Seal: self.mover.put,
                 do.Pull: self.mover.put,
@@ -172,6 +173,10 @@ class Runner:
 
     def start(self, job: do.Start) -> None:
         """The engine is given a sequence."""
+        self.node.engine.put(job)
+
+    def extend(self, job: do.Extend) -> None:
+        """The engine is given more blocks for a sequence."""
         self.node.engine.put(job)
 
     def stop(self, job: do.Stop) -> None:

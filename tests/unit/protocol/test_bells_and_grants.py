@@ -113,7 +113,7 @@ def test_without_a_grant_the_kv_is_kept_unless_an_older_request_needs_the_room()
     cluster = Cluster(decode=0, num_blocks=4)
     cluster.run(limit_s=1)
     cluster.lose_bell = lambda bell: bell.queue == "prefill"
-    older = cluster.submit(tuple(range(1, 16)), 5, queue_timeout_ms=600_000)  # all four blocks
+    older = cluster.submit(tuple(range(1, 16)), 2, queue_timeout_ms=600_000)  # all four blocks
     younger = cluster.submit((1, 2, 3), 5, first_token_timeout_ms=600_000)
     cluster.runners["p0"].feed(on.BellRang("b", younger, 1))
     cluster.run(lambda: cluster.snapshot(younger).state == "PREFILLING", 5)
