@@ -1,4 +1,4 @@
-"""The command ``baton``: ``up``, ``status``, ``drain``, ``restart``, ``version``.
+"""The command ``baton``: ``up``, ``status``, ``drain``, ``restart``, ``build-kernels``, ``version``.
 
 Each setting is an option too, named as ``vllm serve`` names it where that has one. Options win over the environment.
 """
@@ -77,6 +77,10 @@ def build_parser() -> argparse.ArgumentParser:
     _add_settings(drain, _STATUS_OPTIONS)
     restart = commands.add_parser("restart", help="have `baton up` restart its processes, one by one, while they serve")
     _add_settings(restart, ["home"])
+    build = commands.add_parser(
+        "build-kernels", help="compile the kernels for CPUs now; `up` and workers do it by need"
+    )
+    _add_settings(build, ["home"])
     commands.add_parser("version", help="print the version")
     for command in commands.choices.values():
         command.set_defaults(parser=command)
@@ -114,6 +118,8 @@ def _run(arguments: argparse.Namespace) -> int:
             return _drain(settings, arguments.node, arguments.wait_timeout_s if arguments.wait else 0.0)
         case "restart":
             return _restart(settings)
+        case "build-kernels":
+            return _build_kernels(settings)
         case _:
             return _up(settings, arguments)
 
@@ -170,6 +176,14 @@ def _restart(settings: Settings) -> int:
     from app.launcher.progress import restart
 
     restart(settings, _say)
+    return 0
+
+
+def _build_kernels(settings: Settings) -> int:
+    from app.launcher.kernels import build_kernels
+
+    wanted = settings.model_copy(update={"kernels": "compiled", "device": "cpu"})
+    _say("kernels: " + build_kernels(wanted, lambda line: _say("kernels: " + line)))
     return 0
 
 

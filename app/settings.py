@@ -56,6 +56,16 @@ class Settings(BaseSettings):
     )
     served_model_name: str = Field("", description="Name the API answers to; empty: the model's own name.")
     device: str = Field("cpu", pattern=r"^(cpu|gpu:\d+)$", description="Where a worker computes: `cpu` or `gpu:0`.")
+    kernels: str = Field(
+        "auto",
+        pattern="^(auto|compiled|paddle)$",
+        description="On CPUs: `compiled` kernels or pure `paddle`; `auto`: compiled if there is a C++ compiler.",
+    )
+    weight_dtype: str = Field(
+        "float16",
+        pattern="^(float16|float32)$",
+        description="What weights are rounded to when loaded; sums are float32. float16 halves memory and decode time.",
+    )
     max_model_len_tokens: int = Field(
         0, ge=0, description="Prompt + answer at most; 0: what the model and the pool can hold."
     )
@@ -219,6 +229,8 @@ def closest(name: str, known: Iterable[str]) -> str:
 _SAY = {
     "namespace": "say 1 to 32 of a-z, 0-9, _ and -",
     "device": "say cpu or gpu:0",
+    "kernels": "say auto, compiled or paddle",
+    "weight_dtype": "say float16 or float32",
     "log_level": "say DEBUG, INFO, WARNING or ERROR",
 }
 """In place of a regular expression."""

@@ -12,6 +12,7 @@ from app.ledger.redis import connect
 from app.model.resolve import resolve_model
 from app.settings import Settings
 from workers.engine import runtime
+from workers.engine.kernels.build import find_kernels
 from workers.host import NodeHost
 from workers.machine import KVRole
 
@@ -28,11 +29,20 @@ def make_host(settings: Settings, role: KVRole, nodename: str, on_room: Callable
     from workers.engine.engine import Engine  # imports Paddle, which must be configured first
 
     folder = resolve_model(settings.model, settings.home, lambda line: logger.info("%s", line))
+    kernels = find_kernels(
+        settings.kernels,
+        settings.device,
+        settings.home,
+        lambda line: logger.info("%s", line),
+        lambda line: logger.warning("%s", line),
+    )
     incarnation = settings.incarnation or draw_id()
     engine = Engine(
         folder,
         incarnation=incarnation,
         device=settings.device,
+        kernels=kernels,
+        weight_dtype="float32" if settings.weight_dtype == "float32" else "float16",
         block_size_tokens=settings.block_size_tokens,
         num_blocks=settings.num_blocks,
         max_num_seqs=settings.max_num_seqs,
@@ -41,6 +51,7 @@ def make_host(settings: Settings, role: KVRole, nodename: str, on_room: Callable
         max_model_len=folder.config.max_context_tokens,
         num_threads=settings.num_threads,
     )
+    logger.info("computing with %s, weights in %s", engine.operations.name, settings.weight_dtype)
     engine.warm_up(lambda line: logger.info("%s node=%s", line, nodename))
     host_class = _failing_host(settings, nodename) if settings.failpoints else NodeHost
     return host_class(settings, role, nodename, engine, incarnation, connect(settings), on_room)

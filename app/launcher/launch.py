@@ -126,7 +126,7 @@ class Launch:
             exits = self._supervisor.poll(restart=False)
             for line in reader.new_lines():
                 if line.startswith(PROGRESS):
-                    self._say(f"model: {line.removeprefix(PROGRESS)}")
+                    self._say(line.removeprefix(PROGRESS))
                 result = line.removeprefix(RESULT) if line.startswith(RESULT) else result
                 error = line.removeprefix(ERROR) if line.startswith(ERROR) else error
         if result:

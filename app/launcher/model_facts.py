@@ -11,7 +11,7 @@ _FP32_BYTES = 4
 
 
 class ModelFacts(Frozen):
-    """Sizes are those of fp32, which the workers compute in."""
+    """Sizes as they are in the workers' memory."""
 
     name: str
     path: str
@@ -23,13 +23,13 @@ class ModelFacts(Frozen):
         return self.kv_bytes_per_token * block_size_tokens
 
 
-def model_facts(name: str, path: str, config: ModelConfig) -> ModelFacts:
-    """Compute the sizes from the shapes of the model's tensors."""
+def model_facts(name: str, path: str, config: ModelConfig, weight_item_bytes: int = _FP32_BYTES) -> ModelFacts:
+    """Compute the sizes from the shapes of the model's tensors. The KV cache is float32."""
     parameters = sum(prod(shape) for shape in config.tensor_shapes().values())
     return ModelFacts(
         name=name,
         path=path,
-        weight_bytes=parameters * _FP32_BYTES,
+        weight_bytes=parameters * weight_item_bytes,
         kv_bytes_per_token=2 * config.num_layers * config.num_kv_heads * config.head_dim * _FP32_BYTES,
         max_position_embeddings=config.max_position_embeddings,
     )

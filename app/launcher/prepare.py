@@ -1,4 +1,4 @@
-"""Fetches and converts the model: ``python -m app.launcher.prepare``, run once by ``baton up`` before anything else.
+"""Makes model and kernels ready: ``python -m app.launcher.prepare``, run once by ``baton up`` before anything else.
 
 It also finds what no worker could work with: the device, or a length that no request fits into. A process of its own,
 because a conversion takes the memory of the whole model, and so that Ctrl-C ends it at once.
@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 from app.errors import StartupError
+from app.launcher.kernels import build_kernels
 from app.launcher.model_facts import model_facts
 from app.model.limits import check_room
 from app.model.resolve import resolve_model
@@ -28,14 +29,21 @@ def main() -> int:
     try:
         settings = get_settings()
         check_device(settings.device)
-        folder = resolve_model(settings.model, settings.home, lambda line: print(PROGRESS + line, flush=True))
+        folder = resolve_model(settings.model, settings.home, lambda line: _say("model: " + line))
         check_room(settings, folder, folder.tokenizer())
-        facts = model_facts(folder.name, str(folder.path), folder.config)
+        compiled = build_kernels(settings, lambda line: _say("kernels: " + line)) != ""
+        # Pure Paddle computes with float32 copies of the rounded weights.
+        item_bytes = 2 if compiled and settings.weight_dtype == "float16" else 4
+        facts = model_facts(folder.name, str(folder.path), folder.config, item_bytes)
     except StartupError as error:
         print(ERROR + " ".join(str(error).split()), flush=True)
         return 1
     print(RESULT + facts.model_dump_json(), flush=True)
     return 0
+
+
+def _say(line: str) -> None:
+    print(PROGRESS + line, flush=True)
 
 
 def check_device(device: str) -> None:

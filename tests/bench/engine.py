@@ -15,12 +15,13 @@ from app.model.resolve import resolve_model
 from app.schemas import SamplingParams
 from app.settings import get_settings
 from workers.engine import runtime
+from workers.engine.kernels.build import find_kernels
 
 if TYPE_CHECKING:
     from workers.engine.engine import Engine
 
 PREFILL_TOKENS = (128, 512, 2048)
-DECODE_BATCHES = (1, 8, 32)
+DECODE_BATCHES = (1, 8, 32, 64)
 DECODE_CONTEXT_TOKENS = 96
 
 
@@ -68,11 +69,13 @@ def main() -> None:
         incarnation="bench",
         max_model_len=min(4096, folder.config.max_context_tokens),
         num_threads=options.threads,
+        kernels=find_kernels(settings.kernels, "cpu", settings.home, print, print),
+        weight_dtype="float32" if settings.weight_dtype == "float32" else "float16",
         num_blocks=max(DECODE_BATCHES) * (DECODE_CONTEXT_TOKENS + options.steps) // 16 + 32,
         max_num_seqs=max(DECODE_BATCHES),
     )
     engine.warm_up(print)
-    print(f"{folder.name}, {options.threads} thread(s)")
+    print(f"{folder.name}, {options.threads} thread(s), {engine.operations.name}, {settings.weight_dtype}")
     for num_tokens in PREFILL_TOKENS:
         best = min(prefill_s(engine, num_tokens) for _ in range(2))
         print(f"prefill {num_tokens:5d} tokens  {best * 1000:8.0f} ms  {num_tokens / best:7.0f} tok/s")

@@ -27,7 +27,7 @@ import psutil
 from app.launcher.plan import SOURCE_ROOT
 from app.model.resolve import resolve_model
 from app.settings import get_settings
-from tests.integration.baton import Baton
+from tests.integration.baton import Baton, share_caches
 
 REFERENCES = Path(__file__).parents[1] / "references" / "greedy_reference.json"
 CLIENTS = 4
@@ -176,7 +176,7 @@ def main() -> int:
     folder = resolve_model(settings.model, settings.home, print)
     with tempfile.TemporaryDirectory() as name:
         home = Path(name)
-        (home / "models").symlink_to(folder.path.parent)
+        share_caches(home, folder.path.parent)
         nodes = ("--prefill", options.prefill, "--decode", options.decode, "--num-blocks", "64")
         baton = Baton(home, home / "output", *nodes, BATON_QUEUE_TIMEOUT_S="300")
         try:

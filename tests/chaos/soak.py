@@ -24,6 +24,7 @@ from app.settings import load_settings
 from tests.chaos.clients import GREEDY, Expected, Stream, greedy, sampled, undisturbed
 from tests.chaos.injector import Injector
 from tests.chaos.stack import Stack
+from tests.integration.baton import share_caches
 
 CLIENTS = 6
 TOKENS = (4, 24)
@@ -142,7 +143,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="baton-chaos-") as name:
         folder = Path(name)
         (folder / "home").mkdir()
-        (folder / "home" / "models").symlink_to(models)
+        share_caches(folder / "home", models)
         stack = Stack(folder / "home", folder)
         try:
             stack.start()

@@ -26,7 +26,7 @@ from typing import Any
 
 from app.model.resolve import resolve_model
 from app.settings import get_settings
-from tests.integration.baton import Baton
+from tests.integration.baton import Baton, share_caches
 
 HOGS_PER_CORE = 2
 REFERENCES = Path(__file__).parents[1] / "references" / "greedy_reference.json"
@@ -131,7 +131,7 @@ def main() -> int:
     folder = resolve_model(settings.model, settings.home, print)
     with tempfile.TemporaryDirectory() as folder_name:
         home = Path(folder_name)
-        (home / "models").symlink_to(folder.path.parent)
+        share_caches(home, folder.path.parent)
         ttl = {"BATON_NODE_TTL_S": str(options.node_ttl_s)}
         baton = Baton(home, home / "output", "--num-blocks", "128", **ttl)
         try:

@@ -20,6 +20,7 @@ import pytest
 from app.launcher.plan import SOURCE_ROOT
 from app.valkey import EmbeddedValkey
 from app.versions import SPOKEN
+from tests.integration.baton import share_caches
 from tests.integration.by_hand import Web, free_port
 from tests.waiting import wait_for
 
@@ -65,7 +66,7 @@ class Cluster:
     """Processes of both releases on one ledger."""
 
     def __init__(self, folder: Path, redis_url: str, models: Path, stack: ExitStack) -> None:
-        (folder / "models").symlink_to(models)
+        share_caches(folder, models)
         self._folder = folder
         self._stack = stack
         self._trees = {"this": SOURCE_ROOT, "next": next_release(folder / "next")}

@@ -27,12 +27,20 @@ START_S = 180.0
 STOP_S = 10.0
 
 
+def share_caches(home: Path, models: Path) -> None:
+    """Have a BATON_HOME of its own share the models, and the kernels that lie beside them."""
+    for folder in (models, models.parent / "kernels"):
+        folder.mkdir(exist_ok=True)
+        (home / folder.name).symlink_to(folder)
+
+
 class Baton:
     """One `baton up` and what it printed."""
 
     def __init__(self, home: Path, output: Path, *options: str, **variables: str) -> None:
         environment = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
-        environment |= {"BATON_HOME": str(home), "OMP_NUM_THREADS": "1", **variables}
+        # The references are those of float32; rounded weights decide the closest of their choices otherwise.
+        environment |= {"BATON_HOME": str(home), "BATON_WEIGHT_DTYPE": "float32", "OMP_NUM_THREADS": "1", **variables}
         self.home = home
         self.output = output
         free_ports = ("--port", "0", "--flower-port", "0")

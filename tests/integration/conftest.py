@@ -9,7 +9,7 @@ import pytest
 
 from app.model.resolve import resolve_model
 from app.settings import load_settings
-from tests.integration.baton import Baton
+from tests.integration.baton import Baton, share_caches
 from tests.integration.small import NUM_BLOCKS, STALL_S, STEP_TOKENS, Small
 
 
@@ -22,12 +22,12 @@ def models() -> Path:
 
 @pytest.fixture(scope="session")
 def new_home(models: Path) -> Callable[[Path], Path]:
-    """Makes a BATON_HOME of its own that shares the cached models."""
+    """Makes a BATON_HOME of its own that shares the cached models and kernels."""
 
     def make(folder: Path) -> Path:
         home = folder / "home"
         home.mkdir()
-        (home / "models").symlink_to(models)
+        share_caches(home, models)
         return home
 
     return make

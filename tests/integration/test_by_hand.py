@@ -15,6 +15,7 @@ import pytest
 
 from app.launcher.plan import SOURCE_ROOT
 from app.valkey import EmbeddedValkey
+from tests.integration.baton import share_caches
 from tests.integration.by_hand import Web, free_port
 from tests.waiting import wait_for
 
@@ -44,7 +45,7 @@ def processes() -> Iterator[dict[str, subprocess.Popen[bytes]]]:
 def test_the_readmes_commands_serve_when_redis_comes_last_and_end_cleanly(
     tmp_path: Path, models: Path, processes: dict[str, subprocess.Popen[bytes]]
 ) -> None:
-    (tmp_path / "models").symlink_to(models)
+    share_caches(tmp_path, models)
     valkey = EmbeddedValkey(tmp_path / "valkey", port=free_port())
     web, flower_port = Web(free_port()), free_port()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")} | {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as Sequence_
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,8 +21,9 @@ from workers.engine.biases import add_biases, ban
 from workers.engine.checks import SequenceChecks, check_limits
 from workers.engine.device import set_device
 from workers.engine.kv_cache import KVCache
-from workers.engine.loader import load_weights
+from workers.engine.loader import WeightDtype, load_weights
 from workers.engine.model import LlamaModel
+from workers.engine.ops import make_ops
 from workers.engine.penalties import apply_penalties
 from workers.engine.scheduler import Chunk, Scheduler
 from workers.engine.sequence import Sequence, StepOutput
@@ -50,12 +52,14 @@ class Engine:
         max_model_len: int,
         num_threads: int,
         device: str = "cpu",
+        kernels: Path | None = None,
+        weight_dtype: WeightDtype = "float16",
         block_size_tokens: int = 16,
         num_blocks: int = 1024,
         max_num_seqs: int = 32,
         max_num_batched_tokens: int = 512,
     ) -> None:
-        """Load the weights and make the KV pool. ``device`` is "cpu" or "gpu:N".
+        """Load the weights and make the KV pool. ``device`` is "cpu" or "gpu:N"; ``kernels``: ``find_kernels``.
 
         Raises:
             StartupError: a value makes no sense, ``runtime.configure`` was not called, or memory is short.
@@ -70,9 +74,10 @@ class Engine:
         """Whether blocks lie on a device, so that ``export`` and ``import_`` have something to do."""
         self.block_size_tokens = block_size_tokens
         self.max_model_len = max_model_len
-        weights = load_weights(folder.tensors(), config)
+        self.operations = make_ops(kernels, config.head_dim)
+        weights = load_weights(folder.tensors(), config, self.operations, weight_dtype)
         self.layout = kv_layout(
-            model=f"{folder.name}@{folder.fingerprint}",
+            model=f"{folder.name}@{folder.fingerprint}:{weight_dtype}",
             dtype="float32",
             num_layers=config.num_layers,
             num_kv_heads=config.num_kv_heads,
@@ -89,7 +94,7 @@ class Engine:
             head_dim=config.head_dim,
             staged=self.staged,
         )
-        self._model = LlamaModel(config, weights, self._cache, max_model_len)
+        self._model = LlamaModel(config, weights, self._cache, max_model_len, self.operations)
         self._scheduler = Scheduler(
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_batched_tokens,

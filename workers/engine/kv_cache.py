@@ -39,6 +39,7 @@ class KVCache:
         self._host = pool.blocks.view(np.float32)
         self._staged = staged
         self.num_kv_heads = num_kv_heads
+        self.block_size_tokens = block_size_tokens
         self.row_stride = num_layers * 2 * block_size_tokens
         self._blocks = paddle.zeros(list(self._host.shape)) if staged else _alias(self._host)
         row_floats = num_kv_heads * head_dim

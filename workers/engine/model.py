@@ -1,4 +1,4 @@
-"""The forward pass of a decoder of Llama's shape over flat ragged tokens."""
+"""The forward pass of a Llama model over flat ragged tokens."""
 
 from __future__ import annotations
 
@@ -7,42 +7,33 @@ import numpy.typing as npt
 import paddle
 
 from app.model.config import ModelConfig
-from workers.engine import ops
 from workers.engine.batch import Batch
 from workers.engine.kv_cache import KVCache
-from workers.engine.loader import Weights
+from workers.engine.ops import Ops
+from workers.engine.ops.weights import Weights
 from workers.engine.rope import rope_tables
 
 
 class LlamaModel:
     """Weights and the KV cache they fill."""
 
-    def __init__(self, config: ModelConfig, weights: Weights, cache: KVCache, max_model_len: int) -> None:
+    def __init__(
+        self, config: ModelConfig, weights: Weights, cache: KVCache, max_model_len: int, operations: Ops
+    ) -> None:
         self._config = config
         self._weights = weights
         self._cache = cache
-        self._cos, self._sin = rope_tables(config, max_model_len)
+        self._ops = operations
+        self._rotation = operations.rotation(*rope_tables(config, max_model_len))
 
     @paddle.no_grad()
     def forward(self, batch: Batch) -> npt.NDArray[np.float32]:
         """Compute a step, write its KV, and return float32 logits [len(batch.sample_tokens), vocab]."""
-        config, weights = self._config, self._weights
-        inputs = ops.prepare(batch, self._cache, config.num_heads, self._cos, self._sin)
-        residual = paddle.gather(weights.embed, inputs.token_ids)
-        x = ops.rms_norm(residual, weights.layers[0].input_norm, config.rms_norm_eps)
+        config, weights, ops = self._config, self._weights, self._ops
+        inputs = ops.prepare(batch, self._cache, config.num_heads, self._rotation)
+        x, residual = ops.embed(weights.embed, inputs), None
         for index, layer in enumerate(weights.layers):
-            qkv = ops.linear(x, layer.qkv, layer.qkv_bias)
-            if layer.head_norm is not None:
-                qkv = ops.norm_heads(qkv, layer.head_norm, config.rms_norm_eps)
-            x = ops.attention(qkv, self._cache, index, inputs, config.num_heads, config.head_dim)
-            x = ops.linear(x, layer.o, layer.o_bias)
-            x, residual = ops.add_rms_norm(x, residual, layer.post_norm, config.rms_norm_eps)
-            inner = ops.silu_mul(ops.linear(x, layer.gate_up, layer.gate_up_bias))
-            x = ops.linear(inner, layer.down, layer.down_bias)
-            last = index + 1 == len(weights.layers)
-            if last:
-                break
-            x, residual = ops.add_rms_norm(x, residual, weights.layers[index + 1].input_norm, config.rms_norm_eps)
+            x, residual = ops.layer(x, residual, layer, self._cache, index, inputs, config)
         if len(batch.sample_tokens) == 0:
             return np.empty((0, config.vocab_size), np.float32)
         rows = paddle.to_tensor(batch.sample_tokens)

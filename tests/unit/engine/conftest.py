@@ -21,6 +21,7 @@ from app.model.tokenizer import Tokenizer
 from app.schemas import SamplingParams
 from app.settings import get_settings
 from workers.engine import runtime
+from workers.engine.kernels.build import build_kernels
 
 if TYPE_CHECKING:
     from workers.engine.engine import Engine
@@ -43,13 +44,20 @@ def default_folder() -> ModelFolder:
 
 
 @pytest.fixture(scope="session")
-def new_engine() -> Callable[..., Engine]:
-    """Builds an engine; keywords go to ``Engine``."""
+def kernels() -> Path:
+    """The compiled kernels, built once into the usual cache."""
+    return build_kernels(get_settings().home, print)
+
+
+@pytest.fixture(scope="session")
+def new_engine(kernels: Path) -> Callable[..., Engine]:
+    """Builds an engine with compiled kernels and float32 weights; keywords go to ``Engine``."""
     runtime.configure(1)
     from workers.engine.engine import Engine
 
     def build(folder: Any, **options: Any) -> Engine:
-        return Engine(folder, **({"incarnation": "test", "num_threads": 1, "max_model_len": 256} | options))
+        usual = {"incarnation": "test", "num_threads": 1, "max_model_len": 256}
+        return Engine(folder, **(usual | {"kernels": kernels, "weight_dtype": "float32"} | options))
 
     return build
 

@@ -55,12 +55,15 @@ def write_folder(case: str, path: Path, num_files: int) -> ModelFolder:
     return open_folder(path)
 
 
+@pytest.mark.parametrize("computing", ["compiled", "paddle"])
 @pytest.mark.parametrize("max_num_batched_tokens", [256, 7], ids=["whole", "chunked"])
 @pytest.mark.parametrize("case", CASES)
 def test_logits_and_tokens_are_those_of_transformers(
     case: str,
     max_num_batched_tokens: int,
+    computing: str,
     tmp_path: Path,
+    kernels: Path,
     new_engine: Callable[..., Engine],
     drive: Callable[..., Driver],
     monkeypatch: pytest.MonkeyPatch,
@@ -72,7 +75,10 @@ def test_logits_and_tokens_are_those_of_transformers(
         max_num_seqs=4,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=folder.config.max_context_tokens,
+        kernels=kernels if computing == "compiled" else None,
     )
+    if folder.config.head_dim % 8 == 0:  # else there are no kernels for it
+        assert computing in engine.operations.name.lower()
     logits = record_logits(engine, monkeypatch)
     driver = drive(engine, reserve_tokens=8)
     answers = {str(len(answer["prompt_ids"])): answer for answer in CASES[case]["answers"]}

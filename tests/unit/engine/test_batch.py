@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from app.protocol.blocks import blocks_for
 from app.schemas import SamplingParams
-from workers.engine.batch import MAX_PADDING, build_batch
+from workers.engine.batch import build_batch
+from workers.engine.ops.gathers import MAX_PADDING, gathers
 from workers.engine.scheduler import Chunk
 from workers.engine.sequence import Sequence
 
@@ -42,15 +43,22 @@ def test_every_query_reads_its_own_past_and_nothing_else(shapes: list[tuple[int,
     for token, position, row in zip(batch.token_ids, batch.positions, batch.write_rows, strict=True):
         assert position == token % 1000
         assert row == rows_of[token // 1000][position]
+    for chunk, (first, count, start, table) in zip(batch.chunks, batch.spans.tolist(), strict=True):
+        assert (count, start) == (chunk.num_tokens, chunk.start)
+        number = int(chunk.sequence.key)
+        assert batch.token_ids[first : first + count].tolist() == [number * 1000 + p for p in range(start, chunk.end)]
+        own = batch.tables[table : table + blocks_for(chunk.end, BLOCK)].tolist()
+        assert own == chunk.sequence.block_table[: len(own)]
     read: list[int] = []
-    for group in batch.decodes:
+    groups, pieces = gathers(batch, block_size_tokens=BLOCK, row_stride=STRIDE)
+    for group in groups:
         assert group.rows.size <= MAX_PADDING * group.lengths.sum()
         for offset, (length, rows) in enumerate(zip(group.lengths, group.rows, strict=True)):
             token = int(batch.token_ids[group.first + offset])
             assert rows[:length].tolist() == rows_of[token // 1000][: token % 1000 + 1]
             assert set(rows[length:]) <= {rows_of[token // 1000][0]}
             read.append(token)
-    for piece in batch.prefills:
+    for piece in pieces:
         queries = batch.token_ids[piece.first : piece.first + piece.num_tokens].tolist()
         assert queries == list(range(queries[0], queries[0] + piece.num_tokens))
         assert piece.rows.tolist() == rows_of[queries[0] // 1000][: queries[-1] % 1000 + 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -91,6 +92,8 @@ def plain_logits(folder: TinyFolder, token_ids: list[int]) -> np.ndarray:
     return norm(x, "model.norm.weight")[-1] @ weights[head].T
 
 
+@pytest.mark.parametrize("compiled", [True, False], ids=["compiled", "pure Paddle"])
+@pytest.mark.parametrize("weight_dtype", ["float16", "float32"])
 @pytest.mark.parametrize(
     "changes",
     [
@@ -104,13 +107,21 @@ def plain_logits(folder: TinyFolder, token_ids: list[int]) -> np.ndarray:
 )
 def test_logits_equal_a_plain_implementation(
     changes: dict[str, Any],
+    weight_dtype: str,
+    compiled: bool,
     tiny_folder: Callable[..., TinyFolder],
     new_engine: Callable[..., Engine],
     drive: Callable[..., Driver],
+    kernels: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     folder = tiny_folder(**changes)
-    engine = new_engine(folder, num_blocks=64, max_num_seqs=4, max_num_batched_tokens=50)
+    options: dict[str, Any] = {"weight_dtype": weight_dtype, "kernels": kernels if compiled else None}
+    engine = new_engine(folder, num_blocks=64, max_num_seqs=4, max_num_batched_tokens=50, **options)
+    if weight_dtype == "float16":
+        folder.weights = {
+            name: values if values.ndim == 1 else values.astype(np.float16) for name, values in folder.weights.items()
+        }
     seen: dict[tuple[str, int], np.ndarray] = {}
     forward = engine._model.forward
 
@@ -165,3 +176,13 @@ def test_a_checkpoint_that_does_not_fit_is_refused_by_tensor(
     break_it(folder.weights)
     with pytest.raises(ModelError, match=message):
         new_engine(folder, num_blocks=4)
+
+
+def test_weights_that_half_precision_cannot_hold_are_refused_by_tensor(
+    tiny_folder: Callable[..., TinyFolder], new_engine: Callable[..., Engine]
+) -> None:
+    folder = tiny_folder()
+    folder.weights["model.layers.2.mlp.down_proj.weight"][3, 4] = 65520
+    with pytest.raises(ModelError, match=r"layers\.2\.mlp\.down_proj.*set BATON_WEIGHT_DTYPE=float32"):
+        new_engine(folder, num_blocks=4, weight_dtype="float16")
+    new_engine(folder, num_blocks=4, weight_dtype="float32").close()

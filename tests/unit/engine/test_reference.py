@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from app.kv import KVReader
+from app.model.folder import ModelFolder
 
 from .conftest import REFERENCES, Driver, greedy
 
@@ -95,3 +97,38 @@ def test_long_prompts(engine: Engine, drive: Drive) -> None:
         found += driver.run().values()
     assert max(len(case["prompt_ids"]) for case in cases) >= 2000
     assert found == [case["output_ids"][:tokens] for case in cases]
+
+
+CLEAR_MARGIN = 0.02
+"""By how much each token of a reference must win, so that rounding the weights to float16 changes none."""
+
+
+@pytest.fixture(params=["compiled", "pure Paddle"])
+def half_engine(
+    default_folder: ModelFolder, new_engine: Callable[..., Engine], kernels: Path, request: pytest.FixtureRequest
+) -> Iterator[Engine]:
+    """The default model as it is served: weights in float16."""
+    used = kernels if request.param == "compiled" else None
+    made = new_engine(default_folder, num_blocks=96, weight_dtype="float16", kernels=used)
+    yield made
+    made.close()
+
+
+def test_weights_in_half_precision_change_no_clear_choice(half_engine: Engine, cases: Cases, drive: Drive) -> None:
+    clear = {str(number): case for number, case in enumerate(cases) if case["min_margin"] >= CLEAR_MARGIN}
+    assert len(clear) > 5
+    driver = drive(half_engine)
+    for key, case in clear.items():
+        driver.add(key, case["prompt_ids"], greedy())
+    assert driver.run() == {key: case["output_ids"] for key, case in clear.items()}
+
+
+def test_pure_paddle_has_the_same_tokens(
+    default_folder: ModelFolder, new_engine: Callable[..., Engine], cases: Cases, drive: Drive
+) -> None:
+    engine = new_engine(default_folder, num_blocks=96, kernels=None, max_num_batched_tokens=40)
+    driver = drive(engine)
+    for number, case in enumerate(cases):
+        driver.add(str(number), case["prompt_ids"], greedy())
+    assert driver.run() == expected(cases)
+    engine.close()

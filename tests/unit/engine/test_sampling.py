@@ -230,7 +230,7 @@ def test_an_answer_ends_at_a_stop_token_and_not_before_min_tokens(engine: Engine
     driver = drive(engine)
     driver.add("free", [5, 6, 7], greedy(30))
     free = driver.run()["free"]
-    first = next(i for i, token in enumerate(free) if token not in free[:i] and i > 3)
+    first = next(i for i, token in enumerate(free) if token not in free[:i] and i > 0)
     stopping = drive(engine)
     stopping.add("stop", [5, 6, 7], greedy(30, stop_token_ids=(free[first], 96)))
     stopping.add("later", [5, 6, 7], greedy(30, stop_token_ids=(free[first], 96), min_tokens=first + 3))

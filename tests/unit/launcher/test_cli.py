@@ -40,7 +40,14 @@ def test_every_setting_has_an_option_that_sets_it(name: str) -> None:
     if isinstance(default, int | float):
         text = str(default + 1 if name != "web_workers" else 2)
     else:
-        given = {"device": "gpu:1", "log_level": "DEBUG", "redis_url": "redis://other", "broker_url": "redis://other"}
+        given = {
+            "kernels": "paddle",
+            "weight_dtype": "float32",
+            "device": "gpu:1",
+            "log_level": "DEBUG",
+            "redis_url": "redis://other",
+            "broker_url": "redis://other",
+        }
         text = given.get(name, "other")
     arguments = build_parser().parse_args(["up", option_of(name), text])
     settings = load_settings(**{name: getattr(arguments, name)})
