@@ -108,6 +108,8 @@ class Gauges(Shown):
     waiting: int = 0
     refused: dict[str, int] = {}
     """Messages of peers that were refused, by reason."""
+    prefix_cache: dict[str, int] = {}
+    """Of a prefill node: what its cache has done since it started, as ``CacheCounts`` names it."""
 
 
 class KVLocation(Frozen):

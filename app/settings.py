@@ -89,6 +89,10 @@ class Settings(BaseSettings):
         ge=1,
         description="Tokens per prefill step. Aborts are seen between steps: smaller reacts sooner, larger is faster.",
     )
+    prefix_cache: bool = Field(
+        True,
+        description="Prefill nodes keep the KV of prompts for later ones that begin alike, where no room is needed.",
+    )
 
     # Limits of a request
     max_queued: int = Field(1024, ge=1, description="Waiting requests, then 429: a longer queue only times out.")
@@ -231,9 +235,10 @@ _SAY = {
     "device": "say cpu or gpu:0",
     "kernels": "say auto, compiled or paddle",
     "weight_dtype": "say float16 or float32",
+    "prefix_cache": "say true or false",
     "log_level": "say DEBUG, INFO, WARNING or ERROR",
 }
-"""In place of a regular expression."""
+"""In place of a regular expression, or of pydantic's words."""
 _BOUNDS = {
     "greater_than_equal": "must be at least {ge}",
     "greater_than": "must be above {gt:g}",

@@ -126,6 +126,7 @@ def _admit(services: Services, asked: Asked, uid: str) -> AdmitAnswer:
         watcher=asked.watcher,
         limits=_limits(services.settings, asked.key),
         key=asked.key,
+        salt=asked.prepared.salt,
     )
     try:
         answer = services.ledger.execute(command)

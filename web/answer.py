@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from app.logprobs import TokenLogprobs
 from app.model.tokenizer import Tokenizer
@@ -34,6 +35,7 @@ class Answer:
         self._text = StopTruncator(sampling.stop, tokenizer, sampling.min_tokens)
         self._parts: list[str] = []
         self.finish_reason: FinishReason | None = None
+        self.cached_tokens = 0
 
     def add(self, progress: Progress) -> Delta:
         """Take the next tokens; the last ones carry the finish reason and release all text that was held back."""
@@ -48,6 +50,7 @@ class Answer:
         self.token_ids.extend(progress.tokens)
         self._parts.append(text)
         self.finish_reason = progress.finish_reason
+        self.cached_tokens = progress.cached_tokens
         return Delta(text, progress.tokens, progress.finish_reason, logprobs)
 
     @property
@@ -55,7 +58,13 @@ class Answer:
         """All text so far."""
         return "".join(self._parts)
 
-    def usage(self) -> dict[str, int]:
-        """OpenAI's usage object. Every output token counts, EOS and those of a stop string too, as in vLLM."""
+    def usage(self) -> dict[str, Any]:
+        """OpenAI's usage object. Every output token counts, EOS and those of a stop string too, as in vLLM; as cached
+        count the tokens of the prompt that were not computed."""
         prompt, completion = len(self.prompt_ids), len(self.token_ids)
-        return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }

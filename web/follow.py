@@ -25,6 +25,8 @@ class Progress:
     finish_reason: FinishReason | None = None
     logprobs: tuple[str, ...] = ()
     """One per token, packed, or none at all."""
+    cached_tokens: int = 0
+    """Tokens of the prompt that were not computed, as far as is known."""
 
 
 class Ask(Enum):
@@ -45,6 +47,8 @@ class Follower:
     compared when they come again."""
     doubted: bool = False
     """Whether the ledger may ever have lost writes: then the end counts only with the whole record before it."""
+    cached_tokens: int = 0
+    """Of the prompt; comes with the first token, and with every record."""
 
     def distrust(self) -> None:
         """The ledger may have lost writes: compare all that was handed out with what comes from now on."""
@@ -61,6 +65,8 @@ class Follower:
             raise Ended(end_error(event.state, event.error_code, event.error_detail))
         if event.index > self.read_from or self.read_from < len(self.ids):
             return Ask.RECORD  # tokens are missing; or they must come again, and this event may be older than the loss
+        if event.index == 0 and event.tokens:
+            self.cached_tokens = event.cached_tokens
         return self._take(event.index, event.tokens, event.logprobs, event.state, event.finish_reason)
 
     def read(self, record: SnapshotAnswer) -> Progress | Ask | None:
@@ -73,6 +79,7 @@ class Follower:
             raise Ended(ServiceUnavailable("the ledger has lost this request; try again"))
         if record.state in TERMINAL and record.state != RequestState.FINISHED:
             raise Ended(end_error(record.state, record.error_code, record.error_detail))
+        self.cached_tokens = record.cached_tokens
         return self._take(record.output_from, record.output_ids, record.logprobs, record.state, record.finish_reason)
 
     def _take(
@@ -95,5 +102,5 @@ class Follower:
         self.ids.extend(new)
         self.read_from = max(self.read_from, end)
         if finished:
-            return Progress(new, finish_reason or "stop", new_logprobs)
-        return Progress(new, logprobs=new_logprobs) if new else None
+            return Progress(new, finish_reason or "stop", new_logprobs, self.cached_tokens)
+        return Progress(new, None, new_logprobs, self.cached_tokens) if new else None

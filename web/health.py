@@ -85,6 +85,7 @@ def describe_node(node: ClusterNode) -> dict[str, Any]:
         "blocks": {"total": info.num_blocks, "free": 0, "cached": 0} | gauges.blocks,
         "sequences": {"running": gauges.running, "waiting": gauges.waiting},
         "refused": gauges.refused,
+        "prefix_cache": gauges.prefix_cache,
     }
 
 

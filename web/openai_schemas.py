@@ -140,6 +140,8 @@ class Generation(Body):
     stop_token_ids: StopTokens = ()
     ignore_eos: bool | None = None
     return_token_ids: bool | None = None
+    cache_salt: str | None = Field(None, min_length=1)
+    """vLLM's: only requests with the same salt share cached KV."""
     user: str | None = None
     """A label of the client's; Baton does not use it."""
 

@@ -56,6 +56,7 @@ def _describe(record: SnapshotAnswer) -> dict[str, Any]:
         "attempt": record.attempt,
         "failures": record.failures,
         "prompt_tokens": record.prompt_tokens,
+        "cached_tokens": record.cached_tokens,
         "finish_reason": record.finish_reason,
         "error": error,
         "nodes": {"prefill": record.prefill_node or None, "decode": record.decode_node or None},

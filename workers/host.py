@@ -249,6 +249,7 @@ class NodeHost:
             running=counts["running"],
             waiting=counts["waiting"],
             refused=dict(self._machine.refusals),
+            prefix_cache=dict(self._machine.cache_counts()),
         )
         self._doorbells.show(self._machine.wants_bells)
         if self._idle and not was_idle:

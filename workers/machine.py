@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
 from app.ids import draw_id
@@ -10,7 +9,8 @@ from app.protocol.blocks import BlockPool
 from app.protocol.decode import DecodeNode
 from app.protocol.holding import NodeConfig
 from app.protocol.prefill import PrefillNode
-from app.protocol.tables import DECODE_BLOCK_STEPS, PREFILL_BLOCK_STEPS
+from app.protocol.prefix_cache import PrefixPool
+from app.protocol.tables import DECODE_BLOCK_STEPS
 from app.settings import Settings
 
 if TYPE_CHECKING:
@@ -37,8 +37,9 @@ def make_machine(
         check_s=settings.check_s,
         grant_timeout_s=settings.grant_timeout_s,
         max_num_batched_tokens=settings.max_num_batched_tokens,
+        prefix_cache=settings.prefix_cache,
     )
-    steps = PREFILL_BLOCK_STEPS if role == "prefill" else DECODE_BLOCK_STEPS
-    pool = BlockPool(engine.pool.num_blocks, steps, on_take=engine.pool.bump)
-    kind: Callable[..., Machine] = PrefillNode if role == "prefill" else DecodeNode
-    return kind(config, pool, draw_id)
+    num_blocks, bump = engine.pool.num_blocks, engine.pool.bump
+    if role == "prefill":
+        return PrefillNode(config, PrefixPool(num_blocks, bump), draw_id)
+    return DecodeNode(config, BlockPool(num_blocks, DECODE_BLOCK_STEPS, bump), draw_id)

@@ -85,6 +85,7 @@ def _admit(command: Admit) -> dict[str, Any]:
         "limits": asdict(command.limits),
         "key": command.key.scoped if command.key else "",
         "body": command.key.body if command.key else "",
+        "salt": command.salt,
     }
 
 
@@ -159,6 +160,7 @@ def _work(raw: Raw | None) -> Work | None:
         prompt_ids=_ids(raw["prompt"]),
         output_ids=_ids(raw["output"]),
         sampling=SamplingParams.model_validate_json(raw["sampling"]),
+        salt=raw["salt"],
     )
 
 
@@ -303,4 +305,5 @@ def decode_event(text: bytes | str) -> Event:
         error_code=raw.get("error_code", ""),
         error_detail=raw.get("error_detail", ""),
         logprobs=_logprobs(raw.get("logprobs", "")),
+        cached_tokens=raw.get("cached_tokens", 0),
     )

@@ -52,7 +52,7 @@ class BlockPool:
         for block in blocks:
             self._generation[block] = self._on_take(block)
             self._move(block, state)
-            self._owner[block] = owner
+            self._hold(block, owner)
         return blocks
 
     def move(self, blocks: Sequence[int], owner: str, state: BlockState) -> None:
@@ -100,6 +100,9 @@ class BlockPool:
         self._state[block] = state
         self._counts[old] -= 1
         self._counts[state] += 1
+
+    def _hold(self, block: int, owner: str) -> None:
+        self._owner[block] = owner
 
     def _check_owner(self, block: int, owner: str) -> None:
         if self._owner[block] != owner:

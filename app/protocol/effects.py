@@ -88,11 +88,15 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class Seal:
-    """Make ``blocks`` readable for a peer and digest them while they are at ``generations``; comes back as Sealed."""
+    """Make ``blocks`` readable for a peer and digest them while they are at ``generations``; comes back as Sealed.
+
+    A block with a digest in ``known`` was sealed before, at the same generation: that digest stands.
+    """
 
     key: str
     blocks: tuple[int, ...]
     generations: tuple[int, ...]
+    known: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)

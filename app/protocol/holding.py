@@ -46,6 +46,8 @@ class NodeConfig:
     """Tokens of one prefill step."""
     emit_buffer_tokens: int = 256
     """Tokens that a sequence may run ahead of the ledger before it pauses."""
+    prefix_cache: bool = True
+    """Whether a prefill node keeps the KV of prompts for those that begin alike."""
 
     def pull_timeout_s(self, num_blocks: int) -> float:
         """Time in which a pull of ``num_blocks`` must have ended and been answered."""

@@ -90,6 +90,8 @@ class Commit(HandoffMessage):
     generations: tuple[int, ...]
     digests: tuple[Annotated[str, Field(pattern="^[0-9a-f]{32}$")], ...]
     logprobs: Annotated[str, Field(max_length=MAX_PACKED), Since(LOGPROBS)] = ""
+    cached_tokens: Annotated[Index, Since(4)] = 0
+    """Tokens of the prompt that this attempt did not compute, should the ledger lose the first token."""
 
 
 class Activating(HandoffMessage):

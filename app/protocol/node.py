@@ -81,6 +81,10 @@ class Node(Holding[H]):
     def gauges(self) -> Mapping[str, int]:
         """``running`` and ``waiting`` sequences."""
 
+    def cache_counts(self) -> Mapping[str, int]:
+        """What the prefix cache has done; empty where there is none."""
+        return {}
+
     # what each role does
 
     @abstractmethod

@@ -41,11 +41,12 @@ class BlockState(StrEnum):
     IN_STEP = "IN_STEP"
     """The running step may be writing; free only when the step says that it has stopped."""
     RUNNING = "RUNNING"
-    """A prefill chunk may be writing."""
+    """A prefill chunk may be writing; one attempt holds it."""
     HELD = "HELD"
-    """Prefill is done; kept until the pull is acknowledged."""
+    """Its KV is complete, and pinned by those that read it: while they compute, and until a pull is acknowledged."""
     CACHED = "CACHED"
-    """Free to take, but its content is still known."""
+    """Nobody has pinned it, and its content is still known: a prompt that begins with it pins it again, or it is freed
+    when room is needed."""
 
 
 class FailureReason(StrEnum):
@@ -117,7 +118,7 @@ DECODE_BLOCK_STEPS: Mapping[BlockState, frozenset[BlockState]] = {
 
 PREFILL_BLOCK_STEPS: Mapping[BlockState, frozenset[BlockState]] = {
     BlockState.FREE: frozenset({BlockState.RUNNING}),
-    BlockState.CACHED: frozenset({BlockState.RUNNING, BlockState.HELD, BlockState.FREE}),
+    BlockState.CACHED: frozenset({BlockState.HELD, BlockState.FREE}),
     BlockState.RUNNING: frozenset({BlockState.HELD, BlockState.FREE}),
     BlockState.HELD: frozenset({BlockState.FREE, BlockState.CACHED}),
 }

@@ -104,6 +104,7 @@ class Send:
 
     tokens: Sequence[int]
     finish: FinishReason | None = None
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -203,22 +204,24 @@ class ScriptedWorker:
                         FailAttempt(work.uid, work.attempt, work.fence, owner, lease, kind, reason, detail)
                     )
                     return
-                case Send(tokens, finish):
+                case Send(tokens, finish, cached):
                     first = not lease and finish is None
                     if first:
                         lease = self._reserve(work.uid)
-                    if self._emit(work, owner, index, tokens, finish) is not EmitStatus.OK:
+                    if self._emit(work, owner, index, tokens, finish, cached) is not EmitStatus.OK:
                         return
                     if first:
                         owner = self._activate(work, lease, index, tokens[0])
                     index += len(tokens)
 
     def _emit(
-        self, work: Work, owner: str, index: int, tokens: Sequence[int], finish: FinishReason | None
+        self, work: Work, owner: str, index: int, tokens: Sequence[int], finish: FinishReason | None, cached: int
     ) -> EmitStatus:
         logprobs = tuple(toy_logprobs(work, token, index + i) for i, token in enumerate(tokens))
         told = () if work.sampling.logprobs is None else logprobs
-        command = Emit(work.uid, work.attempt, work.fence, owner, index, tuple(tokens), finish, told)
+        command = Emit(
+            work.uid, work.attempt, work.fence, owner, index, tuple(tokens), finish, told, cached_tokens=cached
+        )
         status = self._ledger.execute(command).status
         self.emitted.append(status)
         return status

@@ -81,7 +81,12 @@ def test_a_chat_stream_has_exactly_the_shape_that_openai_sends(make_rig: MakeRig
     opening = chunk({"role": "assistant", "content": ""})
     assert got == [opening, chunk({"content": "h"}), chunk({"content": "é"}), chunk({}, "stop")]
     prompt = len(ids("<user\nhi>\n<assistant\n"))
-    tokens = {"prompt_tokens": prompt, "completion_tokens": 4, "total_tokens": prompt + 4}
+    tokens = {
+        "prompt_tokens": prompt,
+        "completion_tokens": 4,
+        "total_tokens": prompt + 4,
+        "prompt_tokens_details": {"cached_tokens": 0},
+    }
     assert usage == {**head, "choices": [], "usage": tokens}
     assert done == "[DONE]"
 
@@ -101,7 +106,34 @@ def test_a_completion_stream(make_rig: MakeRig) -> None:
     assert [c["choices"][0]["finish_reason"] for c in got] == [None, None, "length"]
     assert {(c["id"], c["object"], c["model"]) for c in [*got, usage]} == {("cmpl-r1", "text_completion", "toy")}
     assert usage["choices"] == []
-    assert usage["usage"] == {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
+    totals = {"prompt_tokens": 2, "completion_tokens": 2, "total_tokens": 4}
+    assert usage["usage"] == {**totals, "prompt_tokens_details": {"cached_tokens": 0}}
+
+
+def test_usage_and_record_say_how_much_of_the_prompt_was_not_computed(make_rig: MakeRig) -> None:
+    rig = make_rig(script=lambda work: [Send(ids("a"), cached_tokens=1), Send([IM_END], "stop")])
+    whole: Any = rig.complete("whole").json
+    assert whole["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+    options = {"include_usage": True}
+    *_, usage, _ = chunks(rig.complete("stream", stream=True, stream_options=options).text)
+    assert usage["usage"]["prompt_tokens_details"] == {"cached_tokens": 1}
+    record: Any = rig.get("/v1/requests/whole").json
+    assert record["cached_tokens"] == 1
+
+
+def test_a_cache_salt_reaches_the_worker_as_a_digest(make_rig: MakeRig) -> None:
+    salts: list[str] = []
+
+    def script(work: Work) -> list[Step]:
+        salts.append(work.salt)
+        return say("a")
+
+    rig = make_rig(script=script)
+    for salt in ({}, {"cache_salt": "mine"}, {"cache_salt": "mine"}, {"cache_salt": "yours"}):
+        assert rig.complete(**salt).status_code == 200
+    none, mine, again, yours = salts
+    assert none == "" and mine == again and len({none, mine, yours}) == 3
+    assert "mine" not in mine
 
 
 def test_a_whole_chat_answer(make_rig: MakeRig) -> None:

@@ -47,7 +47,7 @@ def in_use(baton: Baton) -> list[str]:
     found = [f"{node['name']} is {node['health']}" for node in cluster["nodes"] if node["health"] != "healthy"]
     for node in cluster["nodes"]:
         blocks, sequences = node["blocks"], node["sequences"]
-        if blocks["free"] != blocks["total"] or any(sequences.values()):
+        if blocks["free"] + blocks["cached"] != blocks["total"] or any(sequences.values()):
             found.append(f"{node['name']} has {blocks} {sequences}")
     found += [f"lease {lease}" for lease in cluster["leases"]]
     found += [f"{cluster[name]} {name}" for name in ("queued", "waiting_for_grant") if cluster[name]]

@@ -28,7 +28,8 @@ def give_up(stack: Stack, request_id: str, after_s: float, how: str) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", stack.baton.port, timeout=60)
     try:
         headers = {"content-type": "application/json", "X-Request-Id": request_id}
-        connection.request("POST", "/v1/completions", json.dumps({**greedy(LONG, 64), "stream": True}), headers)
+        body = {**greedy(LONG, 64), "stream": True, "cache_salt": request_id}
+        connection.request("POST", "/v1/completions", json.dumps(body), headers)
         Event().wait(after_s)
         if how == "cancel":
             stack.baton.post(f"/v1/requests/{request_id}/cancel", {})

@@ -191,5 +191,5 @@ def test_two_releases_run_side_by_side_until_the_last_old_process_has_gone(clust
     process = cluster.processes["late"]
     cluster.wait_for(lambda: process.poll() is not None)
     assert process.returncode != 0
-    reads = f"{SPOKEN.oldest} to {SPOKEN.newest}" if SPOKEN.oldest < SPOKEN.newest else f"{SPOKEN.newest}"
+    reads = str(SPOKEN.newest) if SPOKEN.oldest == SPOKEN.newest else f"{SPOKEN.oldest} to {SPOKEN.newest}"
     assert f"version {NEXT}, newer than this process reads ({reads})" in cluster.log("late")

@@ -50,7 +50,8 @@ class Trial:
         self.stack.arm(Order(point=self._point, role=self._role, action=self._action, request_id=request_id))
         if self._role == "prefill" and not any_request:
             self._others += self.stack.twins()
-        self._victim = Stream(self.stack.baton, self.request_id, greedy(6, TOKENS)).start()
+        uncached = {"cache_salt": self.request_id}  # it comes to every step
+        self._victim = Stream(self.stack.baton, self.request_id, greedy(6, TOKENS) | uncached).start()
         self.pid = self.stack.wait_taken(self._action, REACHED_S)
         self._watch = Watch(self.stack.redis, uid_of(self.stack.redis, self.request_id))
         self.undo.callback(self._watch.close)

@@ -41,7 +41,7 @@ class Stream:
     logprobs: list[float] = field(default_factory=list)
     text: str = ""
     finish: str | None = None
-    usage: dict[str, int] | None = None
+    usage: dict[str, Any] | None = None
     done: int = 0
     errors: list[Any] = field(default_factory=list)
     started: threading.Event = field(default_factory=threading.Event)
@@ -116,7 +116,11 @@ def assert_as_undisturbed(
     assert stream.logprobs == pytest.approx(expected.logprobs, abs=1e-3)  # other nodes round the same logits otherwise
     assert stream.done == 1
     lengths = len(prompt), len(expected.token_ids)
+    assert stream.usage is not None
+    cached = stream.usage["prompt_tokens_details"]["cached_tokens"]
+    assert cached in range(0, lengths[0], 16)
     assert stream.usage == {
+        "prompt_tokens_details": {"cached_tokens": cached},
         "prompt_tokens": lengths[0],
         "completion_tokens": lengths[1],
         "total_tokens": sum(lengths),
@@ -128,8 +132,14 @@ def assert_as_undisturbed(
 def wait_until_all_are_back(baton: Baton, before: dict[str, Any]) -> None:
     """Every killed worker serves again, and no block is in use."""
     baton.wait_for(lambda: baton.nodes().keys() == before.keys(), START_S)
-    baton.wait_for(lambda: all(node["blocks"]["free"] == node["blocks"]["total"] for node in kv_nodes(baton)), 10)
+    baton.wait_for(lambda: all(map(is_empty, kv_nodes(baton))), 10)
     assert baton.get("/cluster")[1]["leases"] == []
+
+
+def is_empty(node: dict[str, Any]) -> bool:
+    """Nobody holds any of its blocks."""
+    blocks = node["blocks"]
+    return bool(blocks["free"] + blocks["cached"] == blocks["total"])
 
 
 def kv_nodes(baton: Baton) -> list[dict[str, Any]]:
@@ -175,6 +185,7 @@ def test_an_answer_that_loses_its_prefill_worker_and_later_its_decode_worker_is_
     request = body(LONG[0], **SAMPLED, **PENALTIES, max_tokens=32, logprobs=5)
     expected = undisturbed(baton, request)
     assert len(expected.logprobs) == 32
+    request["cache_salt"] = "twice"  # it takes its time to compute it once more
     stream = Stream()
 
     def prefilling() -> bool:

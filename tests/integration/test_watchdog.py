@@ -98,7 +98,7 @@ def test_a_prefill_that_takes_longer_than_the_stall_time_but_progresses_is_left_
     baton = cluster.baton
     before = {name: node["incarnation"] for name, node in baton.nodes().items()}
     with ThreadPoolExecutor(1) as pool:
-        stream, reading = read(baton, pool, "long", LONG[0])
+        stream, reading = read(baton, pool, "long", LONG[0], cache_salt="long")
         reading.result(timeout=120)
     assert stream.token_ids == LONG[0]["output_ids"]
     record = baton.get("/v1/requests/long")[1]

@@ -87,7 +87,7 @@ class ChosenFaults(Faults):
         self._breaks.add(node)
 
     def corrupt(self, number: int) -> None:
-        """The block that is copied after ``number`` others is no longer what was sealed."""
+        """The block that is copied after ``number`` others does not arrive as what was sealed."""
         self._corrupts_in.append(number)
 
     def excuse(self, until: float) -> None:
@@ -139,13 +139,13 @@ class ChosenFaults(Faults):
     def popped(self, node: KVNode) -> None:
         """A bell that is popped by the dying: a crash is a rule of its own."""
 
-    def copying(self, incarnation: str, source: KVMemory, block: int) -> None:
+    def copied(self, incarnation: str, memory: KVMemory, block: int) -> None:
         if not self._corrupts_in:
             return
         self._corrupts_in[0] -= 1
         if self._corrupts_in[0] < 0:
             self._corrupts_in.popleft()
-            source.blocks[block][0] ^= _FLIPPED_BIT
+            memory.blocks[block][0] ^= _FLIPPED_BIT
             self.struck("corrupted", "KV", "", incarnation, block)
 
     def breaks_sequence(self, node: str, uid: str) -> bool:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from app.ledger.memory.state import Record, Store
+from app.protocol.prefill.attempt import Attempt, Phase
 from app.protocol.tables import BlockState, IllegalStep
+from tests.sim.model import BLOCK_TOKENS, NOTHING_YET, kv_of
 from tests.sim.process import State
 
 if TYPE_CHECKING:
@@ -24,24 +26,25 @@ Problem = tuple[str, str]
 """What is wrong, and with which request."""
 
 _MAY_HOLD = {
-    "prefill": {BlockState.RUNNING, BlockState.HELD},
+    "prefill": {BlockState.RUNNING, BlockState.HELD, BlockState.CACHED},
     "decode": {BlockState.RESERVED, BlockState.PULLING, BlockState.READY, BlockState.IN_STEP},
 }
 
 
 def blocks_by_state_sum_to_the_pool(cluster: Cluster) -> Iterator[Problem]:
-    """Every block is free or held by one entry of its node's table, in a state of its role; the counts say so too."""
+    """Every block is free, cached or held by entries of its node's table, in a state of its role; the counts say so."""
     for node in cluster.world.nodes():
         pool, table = node.machine.pool, node.machine.table
         states = Counter(pool.owner_of(block)[1] for block in range(pool.num_blocks))
         counts = {name: count for name, count in pool.counts().items() if count and name != "total"}
         if counts != {state.lower(): count for state, count in states.items()}:
             yield f"{node.name} counts {counts}, its blocks are {dict(states)}", ""
-        if states[BlockState.FREE] != pool.free:
-            yield f"{node.name} has {pool.free} blocks to give and {states[BlockState.FREE]} that are free", ""
+        loose = states[BlockState.FREE] + states[BlockState.CACHED]
+        if loose != pool.free:
+            yield f"{node.name} has {pool.free} blocks to give and {loose} that nobody holds", ""
         if not set(states) <= _MAY_HOLD[node.role] | {BlockState.FREE}:
             yield f"{node.name} is a {node.role} node and its blocks are {dict(states)}", ""
-        held = sum(len(entry.blocks) for entry in table.values())
+        held = len({block for entry in table.values() for block in entry.blocks})
         if held + pool.free != pool.num_blocks:
             yield f"{node.name}: {held} blocks held + {pool.free} free != {pool.num_blocks}", ""
         try:
@@ -51,7 +54,7 @@ def blocks_by_state_sum_to_the_pool(cluster: Cluster) -> Iterator[Problem]:
 
 
 def no_block_is_in_two_leases(cluster: Cluster) -> Iterator[Problem]:
-    """No block is in two entries of a table, and no request in two leases that are open."""
+    """No block is in two entries of a table, but for what two prompts begin with; no request in two leases."""
     for node in cluster.world.nodes():
         yield from _held_twice(node)
     store = cluster.world.ledger.store
@@ -67,14 +70,44 @@ def no_block_is_in_two_leases(cluster: Cluster) -> Iterator[Problem]:
 
 
 def _held_twice(node: KVNode) -> Iterator[Problem]:
-    holder: dict[int, str] = {}
+    pool = node.machine.pool
+    holder: dict[int, tuple[str, object]] = {}
     for key, entry in node.machine.table.items():
-        for block in entry.blocks:
-            if block in holder:
-                yield f"{node.name}: block {block} is held by {holder[block]} and by {key}", entry.uid
-            if node.machine.pool.owner_of(block)[0] != key:
-                yield f"{node.name}: block {block} of {key} is {node.machine.pool.owner_of(block)}", entry.uid
-            holder[block] = key
+        for place, block in enumerate(entry.blocks):
+            other, content = holder.setdefault(block, (key, _begins(entry, place)))
+            if other != key and (content is None or content != _begins(entry, place)):
+                yield f"{node.name}: block {block} is held by {other} and by {key}", entry.uid
+            if other != key and pool.owner_of(block)[1] is not BlockState.HELD:
+                yield f"{node.name}: block {block} of {other} and {key} is {pool.owner_of(block)[1]}", entry.uid
+            holders = pool.holders_of(block) if node.role == "prefill" else pool.owner_of(block)[:1]
+            if key not in holders:
+                yield f"{node.name}: block {block} of {key} is held by {holders}", entry.uid
+
+
+def _begins(entry: object, place: int) -> object:
+    """Everything up to the end of a full block of a prompt, and for whom; None where nobody may share."""
+    if not isinstance(entry, Attempt):
+        return None
+    tokens, end = (*entry.work.prompt_ids, *entry.work.output_ids), (place + 1) * BLOCK_TOKENS
+    return (entry.work.salt, tokens[:end]) if end <= len(tokens) else None
+
+
+def pinned_kv_is_that_of_its_tokens(cluster: Cluster) -> Iterator[Problem]:
+    """What a prefill node has computed, or found, for an attempt that it holds is still there: nobody wrote over it."""
+    for node in cluster.world.nodes():
+        for key, entry in node.machine.table.items():
+            if not isinstance(entry, Attempt):
+                continue
+            tokens = (*entry.work.prompt_ids, *entry.work.output_ids)
+            if entry.phase in (Phase.IN_LINE, Phase.COMPUTING):
+                tokens = tokens[: entry.num_cached * BLOCK_TOKENS]
+            before = NOTHING_YET
+            for position, token in enumerate(tokens):
+                before = kv_of(before, token)
+                block = entry.blocks[position // BLOCK_TOKENS]
+                if node.memory.blocks[block][position % BLOCK_TOKENS] != before:
+                    yield f"{node.name}: position {position} of {key} is not its own any more", entry.uid
+                    break
 
 
 def nothing_of_an_old_fence_has_landed(cluster: Cluster) -> Iterator[Problem]:
@@ -173,6 +206,7 @@ def _end(record: Record) -> tuple[object, ...]:
 PROMISES: tuple[Callable[[Cluster], Iterator[Problem]], ...] = (
     blocks_by_state_sum_to_the_pool,
     no_block_is_in_two_leases,
+    pinned_kv_is_that_of_its_tokens,
     nothing_of_an_old_fence_has_landed,
     tokens_are_those_of_the_uids_own_prompt,
     indexes_have_no_gap,

@@ -24,6 +24,9 @@ class Order:
     """A request without its names."""
 
     prompt_tokens: int = 5
+    common_tokens: int = 0
+    """So many of them are those of every other prompt too; the last one never is."""
+    salt: str = ""
     max_tokens: int = 3
     seed: int = 0
     ignore_eos: bool = False
@@ -42,7 +45,7 @@ class Order:
             at_s=0.0,
             web=web,
             client_id=client_id,
-            prompt=tuple(100 * number + position for position in range(self.prompt_tokens)),
+            prompt=tuple(position + 100 * number * self._is_own(position) for position in range(self.prompt_tokens)),
             sampling=SamplingParams(
                 temperature=1.0, seed=self.seed, max_tokens=self.max_tokens, ignore_eos=self.ignore_eos
             ),
@@ -57,7 +60,11 @@ class Order:
                 dedup_window_ms=1000 * self.dedup_window_s,
             ),
             key=f"key-{number}" if self.keyed else "",
+            salt=self.salt,
         )
+
+    def _is_own(self, position: int) -> bool:
+        return position >= min(self.common_tokens, self.prompt_tokens - 1)
 
 
 def mostly(usual: int, *others: int) -> st.SearchStrategy[int]:
@@ -68,6 +75,8 @@ def mostly(usual: int, *others: int) -> st.SearchStrategy[int]:
 ORDERS = st.builds(
     Order,
     prompt_tokens=st.sampled_from((5, 1, 4, 9, 14, 5, 9, _TOO_LARGE)),
+    common_tokens=st.sampled_from((8, 0, 4, 12)),
+    salt=st.sampled_from(("", "", "tenant")),
     max_tokens=st.sampled_from((3, 2, 6, 12, 1)),
     seed=st.integers(0, 9),
     ignore_eos=st.booleans(),

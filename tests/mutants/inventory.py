@@ -12,6 +12,7 @@ from tests.mutants.guards.health import HEALTH
 from tests.mutants.guards.holding import HOLDING
 from tests.mutants.guards.losing import LOSING
 from tests.mutants.guards.prefill import PREFILL
+from tests.mutants.guards.prefix_cache import PREFIX_CACHE
 from tests.mutants.guards.recovering import RECOVERING
 from tests.mutants.guards.restarting import RESTARTING
 from tests.mutants.guards.web import WEB
@@ -26,6 +27,7 @@ ALL: tuple[Mutant, ...] = (
     *RECOVERING,
     *LOSING,
     *PREFILL,
+    *PREFIX_CACHE,
     *DECODE,
     *GROWING,
     *HOLDING,

@@ -12,6 +12,10 @@ AGAIN = Request("u2", (21, 22), after="u1")
 """The same client id with another prompt, once the first request has ended."""
 TWO = (Request("u1", (11, 12), client_id="a"), Request("u2", (21, 22), client_id="b"))
 
+ALIKE = (Request("u1", (11, 12, 13, 14, 15), client_id="a"), Request("u2", (11, 12, 13, 14, 16), client_id="b"))
+"""They have a full block in common."""
+ALIKE_AGAIN = (replace(ALIKE[0], may_be_aborted=True), replace(ALIKE[1], client_id="a", after="u1"))
+
 MESSAGE_LOST = frozenset({Fault.MESSAGE_LOST})
 CRASH = frozenset({Fault.CRASH_REPORTED})
 LOST = frozenset({Fault.MESSAGE_LOST, Fault.REPLY_LOST, Fault.BELL_LOST})
@@ -28,6 +32,11 @@ ALL_LATE = Configuration("everything is late once", (FIRST,), faults=1, kinds=fr
 DRAIN = Configuration("a drain", (FIRST,), drains=1)
 TWO_DECODE = Configuration("two requests and a place on each of two decode nodes", TWO, decode=2, prefill_blocks=2)
 ABORT_AGAIN = Configuration("an abort at any moment, then the same id with another prompt", (ABORTED, AGAIN))
+BEGIN_ALIKE = Configuration("two requests that begin alike", ALIKE, prefill_blocks=4, decode_blocks=2)
+"""At once: one finds what the other has computed, in line or later, or neither does."""
+ALIKE_ABORTED = Configuration(
+    "an abort at any moment, then a request that begins alike", ALIKE_AGAIN, prefill_blocks=2, decode_blocks=2
+)
 
 SMALL = (
     ABORT_AGAIN,
@@ -36,6 +45,8 @@ SMALL = (
     Configuration("two crashes", (FIRST,), faults=2, kinds=CRASH),
     DRAIN,
     TWO_DECODE,
+    BEGIN_ALIKE,
+    ALIKE_ABORTED,
 )
 """Where an attempt that fails is counted, up to ``max_attempts``."""
 
@@ -60,6 +71,13 @@ LARGE = (
     ),
     _large("two lost messages, an abort, another prompt", (ABORTED, AGAIN), 2, MESSAGE_LOST),
     _large("two crashes, an abort, another prompt", (ABORTED, AGAIN), 2, CRASH),
+    replace(
+        ALIKE_ABORTED,
+        name="one lost message, bell or reply, an abort, then a request that begins alike",
+        faults=1,
+        kinds=LOST,
+        max_attempts=MANY,
+    ),
     _large("one lost message or bell, two requests, a place on each decode node", TWO, 1, LOST, decode=2),
 )
 """Where an attempt may mostly fail without end: how often one has failed then makes no difference."""

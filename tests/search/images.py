@@ -11,6 +11,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 from app.protocol.blocks import BlockPool
+from app.protocol.prefix_cache import PrefixPool
 from app.protocol.tables import DECODE_BLOCK_STEPS, PREFILL_BLOCK_STEPS
 from tests.search.values import VALUE_TYPES, VALUES, names_in
 
@@ -25,8 +26,8 @@ def _reduce_value(value: Any) -> Any:
     return _value, (VALUES.number(value),)
 
 
-def _new_pool() -> BlockPool:
-    return BlockPool.__new__(BlockPool)
+def _new_pool(kind: type[BlockPool]) -> BlockPool:
+    return kind.__new__(kind)
 
 
 def _reduce_pool(pool: BlockPool) -> Any:
@@ -34,7 +35,7 @@ def _reduce_pool(pool: BlockPool) -> Any:
     state = dict(vars(pool))
     steps = state.pop("_steps")
     number = next(number for number, table in enumerate(_TABLES) if table is steps)
-    return _new_pool, (), (number, state), None, None, _fill_pool
+    return _new_pool, (type(pool),), (number, state), None, None, _fill_pool
 
 
 def _fill_pool(pool: BlockPool, state: tuple[int, dict[str, Any]]) -> None:
@@ -42,7 +43,7 @@ def _fill_pool(pool: BlockPool, state: tuple[int, dict[str, Any]]) -> None:
 
 
 _DISPATCH: dict[type, Callable[[Any], Any]] = dict.fromkeys(VALUE_TYPES, _reduce_value)
-_DISPATCH[BlockPool] = _reduce_pool
+_DISPATCH[BlockPool] = _DISPATCH[PrefixPool] = _reduce_pool
 
 
 def save(thing: Any) -> bytes:

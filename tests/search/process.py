@@ -17,7 +17,8 @@ from app.protocol.commands import Bell
 from app.protocol.decode import DecodeNode
 from app.protocol.holding import NodeConfig
 from app.protocol.prefill import PrefillNode
-from app.protocol.tables import DECODE_BLOCK_STEPS, PREFILL_BLOCK_STEPS, BlockState
+from app.protocol.prefix_cache import PrefixPool
+from app.protocol.tables import DECODE_BLOCK_STEPS, BlockState
 from app.schemas import KVLocation
 from tests.search.configuration import CHECK_S, LINK_TIMEOUT_S, Configuration
 from tests.search.violation import Violation
@@ -98,8 +99,6 @@ class Process:
         self.incarnation = incarnation
         self.supply = Supply()
         self.memory = Memory(num_blocks, self.supply)
-        steps = PREFILL_BLOCK_STEPS if prefill else DECODE_BLOCK_STEPS
-        pool = BlockPool(num_blocks, steps, self.memory.bump)
         config = NodeConfig(
             incarnation=incarnation,
             name=name,
@@ -113,7 +112,11 @@ class Process:
             check_s=CHECK_S,
             grant_timeout_s=configuration.grant_timeout_s,
         )
-        self.machine = (PrefillNode if prefill else DecodeNode)(config, pool, self.supply.draw)
+        self.machine = (
+            PrefillNode(config, PrefixPool(num_blocks, self.memory.bump), self.supply.draw)
+            if prefill
+            else DecodeNode(config, BlockPool(num_blocks, DECODE_BLOCK_STEPS, self.memory.bump), self.supply.draw)
+        )
         self.inbox: list[do.Start | do.Extend | do.Stop] = []
         self.running: dict[str, Running] = {}
         """Sequences of the engine; while it has any, a step runs unless it stands ``between`` two."""
@@ -220,7 +223,7 @@ class Process:
         """Digest the blocks of the first job, then read their generations again (rule 6)."""
         job = self.jobs.pop(0)
         assert isinstance(job, do.Seal)
-        digests = tuple(self.memory.digest(block) for block in job.blocks)
+        digests = tuple(known or self.memory.digest(block) for block, known in zip(job.blocks, job.known, strict=True))
         if self.memory.view(job.blocks)[1] != job.generations:
             self.hear(on.Sealed(job.key, None, error="a block was given to its next use before it was handed over"))
             return

@@ -13,6 +13,7 @@ from typing import Any
 from app.protocol.decode import DecodeNode
 from app.protocol.holding import Held
 from app.protocol.prefill.attempt import Attempt, Phase
+from app.protocol.prefix_cache import CacheCounts, PrefixPool
 from app.protocol.tables import BlockState
 from tests.search.images import Freezer
 from tests.search.process import Process
@@ -132,22 +133,29 @@ def _still_matters(machine: Any, what: Any) -> bool:
 
 def _normalise_memory(process: Process) -> None:
     memory, machine = process.memory, process.machine
+    if isinstance(machine.pool, PrefixPool):
+        machine.pool.cache = CacheCounts()  # only told to people
     for block in range(machine.pool.num_blocks):
         if isinstance(machine, DecodeNode):  # nobody reads a decode node's KV, so nobody compares its generations
             memory.generations[block] = machine.pool._generation[block] = 0
-        if machine.pool.owner_of(block)[1] is not BlockState.FREE:
+        state = machine.pool.owner_of(block)[1]
+        if state in (BlockState.FREE, BlockState.CACHED):
+            memory.writers[block] = "somebody"  # whoever comes next is another one
+        if state is not BlockState.FREE:
             continue
         machine.pool._generation[block] = 0  # drawn anew when it is taken
-        memory.writers[block] = "somebody"  # whoever comes next is another one
         if not memory.generations[block]:  # nobody reads it; junk shows as wrong tokens as well as anything
             memory.blocks[block] = [_JUNK] * len(memory.blocks[block])
 
 
 def stale_of(process: Process) -> frozenset[str]:
-    """Generations whose blocks are free again: they matter only to a peer that has still to read them."""
+    """Generations whose blocks are all free again: they matter only to a peer that has still to read them. Blocks that
+    were taken at once have the same; some of them may be cached."""
     memory, pool = process.memory, process.machine.pool
-    free = [block for block in range(pool.num_blocks) if pool.owner_of(block)[1] is BlockState.FREE]
-    numbers = {memory.generations[block] for block in free}
+    by_state: dict[bool, set[int]] = {True: set(), False: set()}
+    for block in range(pool.num_blocks):
+        by_state[pool.owner_of(block)[1] is BlockState.FREE].add(memory.generations[block])
+    numbers = by_state[True] - by_state[False]
     return frozenset(generation_name(process.incarnation, number) for number in numbers if number)
 
 
@@ -182,6 +190,7 @@ def form_of(process: Process) -> tuple[Any, frozenset[str]]:
         tuple(freeze(getattr(machine, name)) for name in _plain_fields(machine)),
         tuple((at, freeze(what)) for at, _, what in machine._timers),
         tuple(freeze(part) for part in (pool._free, pool._state, pool._owner, pool._generation)),
+        _cache_form(pool, freezer),
         tuple(freeze(part) for part in (memory.blocks, memory.generations, memory.writers)),
         freeze(process.inbox),
         tuple((key, freezer.freeze_entry(running)) for key, running in process.running.items()),
@@ -195,6 +204,13 @@ def form_of(process: Process) -> tuple[Any, frozenset[str]]:
     for held in machine.table.values():
         numbers |= set(getattr(held, "generations", ()))
     return form, frozenset(names | {generation_name(process.incarnation, number) for number in numbers})
+
+
+def _cache_form(pool: Any, freezer: Freezer) -> Any:
+    """What a pool knows of its blocks' content, and who shares them; which key leads where follows from that."""
+    if not isinstance(pool, PrefixPool):
+        return ()
+    return tuple(freezer.freeze(part) for part in (pool._holders, pool._key, pool._digest, tuple(pool._cached)))
 
 
 _NOT_PLAIN = frozenset({"refusals", "config", "pool", "table", "_now", "_out", "_tags", "_timers", "_draw"})

@@ -11,10 +11,21 @@ from app.ledger.memory import attempts, ends, ledger
 from app.ledger.memory.state import Store
 from app.protocol.commands import Emit
 from app.protocol.holding import Holding
+from app.protocol.prefill import compute
+from app.protocol.prefill.attempt import Attempt
 from tests.search.bisimulation import same_behaviour
 from tests.search.commuting import conflicts
 from tests.search.configuration import Configuration, Fault
-from tests.search.configurations import ABORT_AGAIN, ALL_LATE, ANY_FAULT, FIRST, REST_MOST_MS, SMALL, TWO_DECODE
+from tests.search.configurations import (
+    ABORT_AGAIN,
+    ALIKE_ABORTED,
+    ALL_LATE,
+    ANY_FAULT,
+    FIRST,
+    REST_MOST_MS,
+    SMALL,
+    TWO_DECODE,
+)
 from tests.search.draft import Cluster
 from tests.search.search import Search
 
@@ -39,7 +50,9 @@ def test_what_a_search_does_promptly_could_as_well_have_waited(configuration: Co
     assert not found, found[0]
 
 
-@pytest.mark.parametrize("configuration", [ABORT_AGAIN, ALL_LATE], ids=lambda configuration: configuration.name)
+@pytest.mark.parametrize(
+    "configuration", [ABORT_AGAIN, ALL_LATE, ALIKE_ABORTED], ids=lambda configuration: configuration.name
+)
 def test_states_that_a_search_takes_for_one_behave_alike(configuration: Configuration) -> None:
     assert same_behaviour(Search(configuration, Cluster(configuration, merges=False)), Search(configuration))
 
@@ -65,6 +78,19 @@ def test_an_emission_that_anybody_may_make_is_found(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setitem(ledger._HANDLERS, Emit, emit)
     assert found(Fault.FREEZE) != ""
+
+
+def test_a_prefix_cache_that_finds_what_is_still_computed_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = compute.Computing._start
+
+    def publish_at_once(self: compute.Computing, fence: str, attempt: Attempt) -> None:
+        start(self, fence, attempt)
+        for block, key in zip(attempt.blocks, attempt.keys, strict=False):
+            if key not in self.pool._block_of:
+                self.pool._key[block], self.pool._block_of[key] = key, block
+
+    monkeypatch.setattr(compute.Computing, "_start", publish_at_once)
+    assert Search(ALIKE_ABORTED).run(MOST_STATES).violation != ""
 
 
 @pytest.mark.parametrize("fault", [Fault.ROLLBACK, Fault.FREEZE])

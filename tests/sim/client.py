@@ -34,6 +34,7 @@ class Wish:
     cancels_after_s: float | None = None
     key: str = ""
     """Its Idempotency-Key."""
+    salt: str = ""
     cancels_at: str = ""
     """Name of the web process that the cancellation goes to."""
     then: Wish | None = None

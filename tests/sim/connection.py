@@ -25,6 +25,7 @@ from app.protocol.commands import (
     SnapshotAnswer,
     Watcher,
 )
+from tests.sim.disasters import Disaster
 from tests.sim.ledger_client import LedgerClient, Results
 from tests.sim.process import Part
 from web.ends import ADMISSION_UNKNOWN, Ended
@@ -110,6 +111,7 @@ class Connection(Part):
             watcher=self.watcher,
             limits=wish.limits,
             key=IdempotencyKey(wish.key, wish.body) if wish.key else None,
+            salt=wish.salt,
         )
         web.client.call((admit,), self._admitted)
 
@@ -179,6 +181,7 @@ class Connection(Part):
                 progress = feed.next(0.0)
                 if progress is not None:
                     if progress.finish_reason is not None:
+                        self._check_cached(progress.cached_tokens)
                         self._close()
                     self.stream.receives(progress.tokens, progress.finish_reason, progress.logprobs)
                 elif not self._mailbox:
@@ -189,6 +192,15 @@ class Connection(Part):
         except ApiError as error:
             self._leave()
             self.stream.failed(error.code, str(error))
+
+    def _check_cached(self, cached_tokens: int) -> None:
+        """Usage says what the record says."""
+        world = self.process.world
+        record = world.ledger.store.records.get(self.uid)
+        if record is None or world.counts[Disaster.LEDGER_ROLLS_BACK]:
+            return
+        if cached_tokens != record.cached_tokens:
+            raise world.violation(f"told as cached: {cached_tokens}, not {record.cached_tokens}", self.uid)
 
     def _tick(self) -> None:
         if not self._open:

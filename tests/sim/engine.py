@@ -100,6 +100,8 @@ class Engine(Part):
             self.process.post(on.Stepped((on.Sample(job.key, len(work.output_ids), on.NO_TOKEN, finish),)))
             return
         tokens = [*work.prompt_ids, *work.output_ids]
+        if job.one_token:
+            self.process.check_starts(job, tokens)
         self._sequences[job.key] = Sequence(job, tokens, job.num_computed, list(job.blocks))
 
     def _schedule(self) -> list[Chunk]:
@@ -140,6 +142,7 @@ class Engine(Part):
         start = sequence.num_computed
         for block in table[start // BLOCK_TOKENS : -(-end // BLOCK_TOKENS)]:
             node.check_writes(block, key, _MAY_WRITE)
+            memory.salts[block] = sequence.job.work.salt
         before = NOTHING_YET
         if start:
             before = memory.blocks[table[(start - 1) // BLOCK_TOKENS]][(start - 1) % BLOCK_TOKENS]
@@ -147,6 +150,7 @@ class Engine(Part):
             before = kv_of(before, sequence.tokens[position])
             memory.blocks[table[position // BLOCK_TOKENS]][position % BLOCK_TOKENS] = before
         sequence.num_computed = end
+        node.world.computed_from.setdefault(key, start)
 
     def _sample(self, sequence: Sequence) -> on.Sample:
         job, memory = sequence.job, self.process.memory

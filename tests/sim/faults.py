@@ -180,11 +180,11 @@ class Faults:
         if self.active and self._strikes(Fault.BELL_POPPED_BY_THE_DYING):
             node.after(0.0, node.crash, "fault: right after it popped a bell")
 
-    def copying(self, incarnation: str, source: KVMemory, block: int) -> None:
-        """A block of ``source`` is about to be copied by a peer."""
+    def copied(self, incarnation: str, memory: KVMemory, block: int) -> None:
+        """A block has been copied from a peer into ``memory``."""
         if self.active and self._strikes(Fault.KV_CORRUPTED):
             self._world.note(incarnation, "fault", "", Fault.KV_CORRUPTED, block)
-            source.blocks[block][self.pick(len(source.blocks[block]))] ^= 1 << self.pick(60)
+            memory.blocks[block][self.pick(len(memory.blocks[block]))] ^= 1 << self.pick(60)
 
     def breaks_sequence(self, node: str, uid: str) -> bool:
         """Whether the engine cannot compute this sequence now."""

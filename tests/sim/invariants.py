@@ -192,7 +192,7 @@ class Checker:
         if shadow.state != "DECODING":
             self._step(shadow, "DECODING", "activated")
             shadow.owner = command.incarnation
-        self._appended(shadow, command.index, (command.token,))
+        self._appended(shadow, command, (command.token,))
         self._agree(shadow)
 
     def _emit(self, command: Emit, answer: Any) -> None:
@@ -202,20 +202,24 @@ class Checker:
         named = (command.attempt, command.fence, command.incarnation)
         if named != (shadow.attempt, shadow.fence, shadow.owner) or not shadow.computing:
             raise self._wrong(command.uid, f"{command.incarnation} emits under an old fence: {shadow}")
-        self._appended(shadow, command.index, command.tokens)
+        self._appended(shadow, command, command.tokens)
         if command.finish_reason:
             self._finished(shadow, command.finish_reason)
         self._agree(shadow)
 
-    def _appended(self, shadow: Shadow, index: int, tokens: tuple[int, ...]) -> None:
-        """These tokens now stand at ``index``: new ones follow without a gap, others stood there before."""
-        known = len(shadow.tokens)
+    def _appended(self, shadow: Shadow, command: Activate | Emit, tokens: tuple[int, ...]) -> None:
+        """These tokens now stand at their index: new ones follow without a gap, others stood there before."""
+        known, index = len(shadow.tokens), command.index
         if index > known:
             raise self._wrong(shadow.uid, f"a gap: index {index} after {known} tokens")
         if list(tokens[: known - index]) != shadow.tokens[index : index + len(tokens)]:
             raise self._wrong(shadow.uid, f"tokens {tokens} at index {index} of {shadow.tokens}")
         shadow.tokens += tokens[known - index :]
         wish = self._wishes[shadow.uid]
+        if not known and tokens:
+            computed_from = self._world.computed_from.get(command.fence, 0)
+            if self._record(shadow.uid).cached_tokens != min(computed_from, len(wish.prompt)):
+                raise self._wrong(shadow.uid, f"computed from {computed_from}, told as {command.cached_tokens}")
         if not wish.begins(shadow.tokens, ties=self._world.ties):
             raise self._wrong(shadow.uid, f"tokens {tokens} at index {index}, not {wish.answer[index:][: len(tokens)]}")
 

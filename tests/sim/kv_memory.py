@@ -15,6 +15,8 @@ class KVMemory:
     def __init__(self, num_blocks: int) -> None:
         self.blocks = [[NOTHING_YET] * BLOCK_TOKENS for _ in range(num_blocks)]
         self.generations = [0] * num_blocks
+        self.salts = [""] * num_blocks
+        """Of the request that wrote to each block."""
         self._last_use = [("", 0)] * num_blocks
 
     def bump(self, block: int) -> int:

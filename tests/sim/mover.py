@@ -64,7 +64,7 @@ class Mover(Part):
         if self.stuck:
             return
         node, memory = self.process, self.process.memory
-        digests = tuple(memory.digest(block) for block in job.blocks)
+        digests = tuple(known or memory.digest(block) for block, known in zip(job.blocks, job.known, strict=True))
         if tuple(memory.generations[block] for block in job.blocks) != job.generations:
             self._end(on.Sealed(job.key, None, error="a block was given to its next use before it was handed over"))
             return
@@ -92,8 +92,8 @@ class Mover(Part):
         node = self.process
         theirs, ours = job.source[number], job.target[number]
         node.check_writes(ours, job.key, _MAY_WRITE)
-        node.world.faults.copying(job.location.incarnation, source, theirs)
         node.memory.blocks[ours][:] = source.blocks[theirs]
+        node.world.faults.copied(node.incarnation, node.memory, ours)
         if number + 1 < len(job.source):
             self.after(node.world.pace.block(), self._copy, job, source, number + 1)
         else:

@@ -7,6 +7,7 @@ ledger go out in one round trip; heartbeats carry the watchdog; a bell is in fli
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
 from app.errors import LedgerError
@@ -17,14 +18,15 @@ from app.protocol.commands import Bell, Deregister, Drain
 from app.protocol.decode import DecodeNode
 from app.protocol.holding import NodeConfig
 from app.protocol.prefill import PrefillNode
-from app.protocol.tables import DECODE_BLOCK_STEPS, PREFILL_BLOCK_STEPS, BlockState, IllegalStep
+from app.protocol.prefix_cache import PrefixPool
+from app.protocol.tables import DECODE_BLOCK_STEPS, BlockState, IllegalStep
 from app.schemas import NodeInfo
 from tests.sim.engine import Engine
 from tests.sim.heartbeat import Beats
 from tests.sim.kv_memory import KVMemory
 from tests.sim.last_words import LastWords
 from tests.sim.ledger_client import LedgerClient, Results
-from tests.sim.model import BLOCK_TOKENS, EOS
+from tests.sim.model import BLOCK_TOKENS, EOS, NOTHING_YET, kv_of
 from tests.sim.mover import Mover
 from tests.sim.process import Part, Process
 from tests.sim.times import LAST_WORDS_S
@@ -90,6 +92,7 @@ class KVNode(Process):
         self._inbox: list[on.Event] = []
         self._looking = False
         self._looks = 0
+        self._evicted = 0
         self._alarm: float | None = None
         self._bells: set[str] = set()
         """Bells in flight."""
@@ -128,8 +131,7 @@ class KVNode(Process):
             emit_buffer_tokens=shape.emit_buffer_tokens,
         )
         if self.role == "prefill":
-            pool = BlockPool(shape.num_blocks, PREFILL_BLOCK_STEPS, self.memory.bump)
-            return PrefillNode(config, pool, self.draw)
+            return PrefillNode(config, PrefixPool(shape.num_blocks, self.memory.bump), self.draw)
         return DecodeNode(config, BlockPool(shape.num_blocks, DECODE_BLOCK_STEPS, self.memory.bump), self.draw)
 
     def _info(self, shape: Shape) -> NodeInfo:
@@ -167,6 +169,9 @@ class KVNode(Process):
                 self._perform[type(effect)](effect)
         except IllegalStep as error:
             raise self.world.violation(f"{self.name}: {error}") from error
+        evicted = machine.cache_counts().get("evicted_blocks", 0)
+        self.world.counts["cached block evicted"] += evicted - self._evicted
+        self._evicted = evicted
         deadline = machine.next_deadline
         if deadline is not None and (self._alarm is None or deadline < self._alarm):
             self._alarm = deadline
@@ -297,6 +302,29 @@ class KVNode(Process):
             )
         if not self.memory.is_new_use(block, key):
             raise self.world.violation(f"{self.name}: {key} writes to block {block} without a new generation")
+
+    def check_starts(self, job: do.Start, tokens: list[int]) -> None:
+        """A prompt that is not computed from its first token: is what it starts from the KV of its own tokens and its
+        own salt, and pinned for it; and is its last token left to compute?"""
+        if not job.num_computed:
+            return
+        self.world.count("prompt found in the cache")
+        known = job.blocks[: job.num_computed // BLOCK_TOKENS]
+        before, expected = NOTHING_YET, []
+        for token in tokens[: job.num_computed]:
+            before = kv_of(before, token)
+            expected.append(before)
+        found = list(chain.from_iterable(self.memory.blocks[block] for block in known))
+        if found != expected or job.num_computed >= len(tokens):
+            raise self.world.violation(f"{self.name}: {job.key} starts from KV that is not its own", job.work.uid)
+        pool = self.machine.pool
+        for block in known:
+            if self.memory.salts[block] != job.work.salt:
+                raise self.world.violation(f"{self.name}: {job.key} starts from KV of another salt", job.work.uid)
+            if pool.owner_of(block)[1] is not BlockState.HELD or job.key not in pool.holders_of(block):
+                raise self.world.violation(f"{self.name}: {job.key} has not pinned block {block}", job.work.uid)
+        if any(len(pool.holders_of(block)) > 1 for block in known):
+            self.world.count("cached block shared")
 
     def audit(self) -> None:
         """Blocks by state sum to the pool, none is held twice."""

@@ -138,7 +138,7 @@ def _draw_disasters(
 
 def _draw_wishes(rng: Random, webs: int, shape: Shape, times: Times) -> tuple[Wish, ...]:
     """Requests in bursts; some leave, cancel, come twice, or come again with another prompt under the same id."""
-    shared = tuple(rng.randrange(1, 1000) for _ in range(2 * BLOCK_TOKENS))
+    shared = tuple(rng.randrange(1, 1000) for _ in range(4 * BLOCK_TOKENS))
     wishes: list[Wish] = []
     moment = rng.uniform(_WISHES_FROM_S, _WISHES_TO_S)
     for number in range(rng.choice((3, 6, 10, 14))):
@@ -150,15 +150,17 @@ def _draw_wishes(rng: Random, webs: int, shape: Shape, times: Times) -> tuple[Wi
             twin = _draw_wish(rng, wish.client_id, moment + rng.choice((0.0, 0.002, 0.1)), webs, shape, times, shared)
             wishes.append(replace(twin, then=None))
         if wish.key:
-            wishes += _draw_attachments(rng, wish, webs)
+            wishes += _draw_attachments(rng, wish, webs, shape)
     return tuple(wishes)
 
 
-def _draw_attachments(rng: Random, wish: Wish, webs: int) -> list[Wish]:
+def _draw_attachments(rng: Random, wish: Wish, webs: int, shape: Shape) -> list[Wish]:
     """The same request once more under its key, as of a client that lost its connection; sometimes another body."""
     again = []
     for number in range(rng.choice((0, 1, 1, 2))):
         prompt = (*wish.prompt, 1) if rng.random() < 0.1 else wish.prompt
+        if len(prompt) + wish.sampling.max_tokens > shape.num_blocks * BLOCK_TOKENS:
+            prompt = wish.prompt  # admitted while no node lived, it would wait for its first token for minutes
         again.append(
             replace(
                 wish,
@@ -184,8 +186,8 @@ def _draw_wish(
         length = max(1, min(length, most - max_tokens))
         max_tokens = min(max_tokens, most - length) or 1
     prompt = tuple(rng.randrange(1, 1000) for _ in range(length))
-    if rng.random() < 0.3:
-        prompt = (shared + prompt)[:length]
+    if rng.random() < 0.6:
+        prompt = (shared[: rng.choice((2, 2, 3, 4)) * BLOCK_TOKENS] + prompt)[:length]
     keyed = rng.random() < 0.25
     wish = Wish(
         at_s=moment,
@@ -212,6 +214,7 @@ def _draw_wish(
         key=f"key-{client_id}" if keyed else "",
         leaves_after_s=_some_time(rng, 0.3 if keyed else 0.1),
         cancels_after_s=_some_time(rng, 0.15),
+        salt=rng.choice(("", "", "", "tenant")),
         cancels_at=f"w{rng.randrange(webs)}",
     )
     if rng.random() < 0.2:

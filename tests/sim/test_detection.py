@@ -12,6 +12,9 @@ from app.ledger.memory import MemoryLedger, attempts, ledger, recovery, requests
 from app.ledger.memory.state import Store
 from app.protocol.commands import Admit, Claim, Command, Emit, FailAttempt, FailureKind, ReportExit, ScanAnswer, Watcher
 from app.protocol.holding import Held, Holding
+from app.protocol.prefill import compute
+from app.protocol.prefill.attempt import Attempt
+from app.protocol.prefix_cache import PrefixPool, block_keys
 from tests.sim.disasters import Disaster
 from tests.sim.faults import Fault
 from tests.sim.invariants import Violation
@@ -137,3 +140,43 @@ def test_a_ledger_time_that_a_clock_step_moves(monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(Store, "advance_clock", advance)
     assert first_violation((Disaster.CLOCK_STEPS,))
+
+
+def test_a_prefix_cache_that_knows_no_salts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compute, "block_keys", lambda ids, size, salt: block_keys(ids, size, ""))
+    assert "KV of another salt" in first_violation([])
+
+
+def test_a_prefix_cache_that_takes_a_block_for_all_that_it_depends_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def keys(ids: Sequence[int], size: int, salt: str) -> tuple[str, ...]:
+        blocks = (ids[start : start + size] for start in range(0, len(ids) - size + 1, size))
+        return tuple(f"{salt} {sum(block) % 50}" for block in blocks)
+
+    monkeypatch.setattr(compute, "block_keys", keys)
+    assert "starts from KV that is not its own" in first_violation([])
+
+
+def test_a_prefix_cache_that_knows_what_is_still_being_computed(monkeypatch: pytest.MonkeyPatch) -> None:
+    start = compute.Computing._start
+
+    def publish_at_once(self: compute.Computing, fence: str, attempt: Attempt) -> None:
+        start(self, fence, attempt)
+        for block, key in zip(attempt.blocks, attempt.keys, strict=False):
+            if key not in self.pool._block_of:
+                self.pool._key[block], self.pool._block_of[key] = key, block
+
+    monkeypatch.setattr(compute.Computing, "_start", publish_at_once)
+    assert first_violation([])
+
+
+def test_a_prefix_cache_that_frees_what_others_have_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    give_back = PrefixPool.give_back
+
+    def for_all(self: PrefixPool, blocks: Sequence[int], owner: str) -> None:
+        for block in blocks:
+            self._holders[block] = (owner,)
+        give_back(self, blocks, owner)
+
+    monkeypatch.setattr(PrefixPool, "give_back", for_all)
+    violation = first_violation([])
+    assert "belongs to nobody, not to" in violation or "has not pinned" in violation

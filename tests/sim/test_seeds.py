@@ -62,6 +62,11 @@ def test_messages_are_refused_for_every_reason(with_rare: Total, reason: Refusal
     assert with_rare.counts[f"refused: {reason}"]
 
 
+@pytest.mark.parametrize("what", ["prompt found in the cache", "cached block shared", "cached block evicted"])
+def test_the_prefix_cache_is_used(total: Total, what: str) -> None:
+    assert total.counts[what] > 50
+
+
 def test_every_outcome_occurs_and_most_requests_finish(total: Total) -> None:
     expected = {
         "finished",

@@ -52,6 +52,8 @@ class World:
         self.ledger = LedgerServer(self)
         self.broker = Broker(self)
         self.supervisor = Supervisor(self, seed, scenario.exits_reported)
+        self.computed_from: dict[str, int] = {}
+        """The first position that an engine has computed, by fence."""
         self._lives: Counter[str] = Counter()
         self._current: dict[str, Process] = {}
         self._memories: dict[str, KVMemory] = {}

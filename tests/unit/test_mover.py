@@ -24,10 +24,10 @@ def pool() -> Iterator[KVPool]:
     made.close()
 
 
-def seal(pool: KVPool, generations: tuple[int, ...]) -> Any:
-    engine: Any = SimpleNamespace(pool=pool, staged=False)
+def seal(pool: KVPool, generations: tuple[int, ...], known: tuple[str, ...] = ("", ""), **engine: Any) -> Any:
+    made: Any = SimpleNamespace(**({"pool": pool, "staged": False} | engine))
     transport: Any = None
-    return Mover(engine, transport, lambda what: what()).seal(do.Seal("key", BLOCKS, generations))
+    return Mover(made, transport, lambda what: what()).seal(do.Seal("key", BLOCKS, generations, known))
 
 
 def test_blocks_at_their_generations_are_sealed_with_their_digests(pool: KVPool) -> None:
@@ -35,6 +35,28 @@ def test_blocks_at_their_generations_are_sealed_with_their_digests(pool: KVPool)
     sealed = seal(pool, taken)
     assert (sealed.error, sealed.location) == ("", pool.location())
     assert sealed.digests == tuple(digest.hex() for digest in pool.digest(BLOCKS))
+
+
+def test_a_digest_that_is_known_stands_whatever_the_bytes_are_by_now(pool: KVPool) -> None:
+    taken = tuple(pool.bump(block) for block in BLOCKS)
+    first = seal(pool, taken).digests
+    pool.blocks[:] = 99
+    again = seal(pool, taken, (first[0], ""))
+    assert again.digests == (first[0], pool.digest(BLOCKS[1:])[0].hex())
+
+
+@pytest.mark.parametrize("known", [("", ""), ("d", ""), ("d", "d")])
+def test_only_what_was_not_sealed_before_is_brought_from_the_device(pool: KVPool, known: tuple[str, str]) -> None:
+    taken = tuple(pool.bump(block) for block in BLOCKS)
+    exported: list[int] = []
+    seal(pool, taken, known, staged=True, export=exported.extend)
+    assert exported == [block for block, digest in zip(BLOCKS, known, strict=True) if not digest]
+
+
+def test_a_known_block_that_was_given_to_its_next_use_is_not_sealed(pool: KVPool) -> None:
+    taken = tuple(pool.bump(block) for block in BLOCKS)
+    pool.bump(BLOCKS[0])
+    assert seal(pool, taken, ("d", "d")).error
 
 
 def test_a_block_that_was_given_to_its_next_use_is_not_sealed(pool: KVPool) -> None:

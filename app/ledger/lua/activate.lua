@@ -2,7 +2,8 @@
 -- fail wins, because each of them leaves PREFILLING.
 -- Touches: rec, lease and node hashes, tok and lp lists, nodes, owned, deadlines and avoided zsets, avoided_times hash,
 -- watch set, events streams, clock hash.
--- Arguments: uid, attempt, fence, lease_id, incarnation, index, token, committed_ago_ms, logprobs ("" = none).
+-- Arguments: uid, attempt, fence, lease_id, incarnation, index, token, committed_ago_ms, logprobs ("" = none),
+-- cached_tokens.
 -- Answers: ACTIVATED work | FENCED | DIFFERENT | GAP | LATE.
 now = read_clock()
 if late() then return answer({ status = 'LATE' }) end
@@ -30,6 +31,7 @@ else
   append(r, { cmd.token }, logprobs and { logprobs })
   tell(redis.call('SMEMBERS', P .. 'watch:' .. cmd.uid), {
     uid = cmd.uid, index = have, tokens = int(cmd.token), logprobs = logprobs,
+    cached_tokens = have == 0 and cmd.cached_tokens or nil,
   })
 end
 redis.call('HSET', lease, 'state', 'ACTIVE')

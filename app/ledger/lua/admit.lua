@@ -2,7 +2,7 @@
 -- Touches: tombstones zset, rec hash, nodes and room zsets, guard, latest and idem strings, queue, deadlines, rings,
 -- owned zsets, watch set, seq string, clock hash.
 -- Arguments: uid, client_id, prompt (JSON), prompt_tokens, sampling (JSON), max_tokens, web, connection, logprobs,
--- limits, key and body ("" = no idempotency key).
+-- limits, key and body ("" = no idempotency key), salt.
 -- Answers: ADMITTED admitted_wall_ms | KNOWN uid | OTHER_BODY uid | DUPLICATE uid | FULL queued |
 -- TOO_LARGE room_tokens | TOMBSTONED | REFUSED | LATE.
 now = read_clock()
@@ -49,7 +49,7 @@ redis.call('HSET', P .. 'rec:' .. cmd.uid,
   'max_attempts', limits.max_attempts, 'queue_timeout', limits.queue_timeout_ms,
   'first_token_timeout', limits.first_token_timeout_ms, 'record_ttl', limits.record_ttl_ms,
   'grace', limits.grace_ms, 'dedup_window', limits.dedup_window_ms, 'key', cmd.key, 'body', cmd.body,
-  't:queued', wall)
+  'salt', cmd.salt, 't:queued', wall)
 if cmd.logprobs then redis.call('HSET', P .. 'rec:' .. cmd.uid, 'logprobs', 1) end
 if cmd.key ~= '' then redis.call('SET', P .. 'idem:' .. cmd.key, cmd.uid) end
 redis.call('SET', P .. 'guard:' .. cmd.client_id, cmd.uid)

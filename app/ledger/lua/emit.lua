@@ -2,7 +2,7 @@
 -- Touches: rec, lease and node hashes, tok and lp lists, watch set, events streams, clock hash, and what end_request
 -- touches. O(tokens emitted).
 -- Arguments: uid, attempt, fence, incarnation, index, tokens, finish_reason ("" = goes on), logprobs (of each token, or
--- absent), blocks of the lease (0 = as before).
+-- absent), blocks of the lease (0 = as before), cached_tokens.
 -- Answers: OK | SAME | GAP | DIFFERENT | FENCED | ABORTED | LATE, with the length of the answer so far.
 now = read_clock()
 if late() then return answer({ status = 'LATE', length = 0 }) end
@@ -50,13 +50,16 @@ end
 local texts = {}
 for i, token in ipairs(fresh_tokens) do texts[i] = int(token) end
 local logprobs = fresh_logprobs and table.concat(fresh_logprobs, '|')
+local cached = from == 0 and cmd.cached_tokens or nil
 if cmd.finish_reason ~= '' then
   end_request(r, 'FINISHED', {
-    finish_reason = cmd.finish_reason, index = from, tokens = texts, logprobs = logprobs,
+    finish_reason = cmd.finish_reason, index = from, tokens = texts, logprobs = logprobs, cached_tokens = cached,
   })
 else
   local watchers = redis.call('SMEMBERS', P .. 'watch:' .. cmd.uid)
-  tell(watchers, { uid = cmd.uid, index = from, tokens = table.concat(texts, ','), logprobs = logprobs })
+  tell(watchers, {
+    uid = cmd.uid, index = from, tokens = table.concat(texts, ','), logprobs = logprobs, cached_tokens = cached,
+  })
   if cmd.blocks > 0 and r.lease ~= '' then redis.call('HSET', P .. 'lease:' .. r.lease, 'blocks', cmd.blocks) end
 end
 return says('OK')

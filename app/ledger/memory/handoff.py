@@ -129,8 +129,10 @@ def activate(store: Store, command: Activate) -> ActivateAnswer:
         return ActivateAnswer(ActivateStatus.DIFFERENT, store.time)
     if command.index == have:
         logprobs = (command.logprobs,) if command.logprobs else ()
-        append(store, record, (command.token,), logprobs)
-        tell(store, record.watchers, Event(record.uid, have, (command.token,), logprobs=logprobs))
+        append(store, record, (command.token,), logprobs, command.cached_tokens)
+        cached = 0 if have else command.cached_tokens
+        event = Event(record.uid, have, (command.token,), logprobs=logprobs, cached_tokens=cached)
+        tell(store, record.watchers, event)
     if lease is not None:
         lease.state = step_lease(lease.state, LeaseState.ACTIVE)
     record.state = step_request(record.state, RequestState.DECODING)

@@ -18,6 +18,7 @@ def work(record: Record) -> Work:
         record.prompt_ids,
         tuple(record.tokens),
         record.sampling,
+        record.salt,
     )
 
 
@@ -40,6 +41,7 @@ def view(store: Store, record: Record, from_index: int) -> SnapshotAnswer:
         error_detail=record.error_detail,
         prefill_node=record.prefill_node,
         decode_node=record.decode_node,
+        cached_tokens=record.cached_tokens,
         timeline=dict(record.timeline),
     )
 
@@ -51,8 +53,13 @@ def tell(store: Store, watchers: set[Watcher], event: Event) -> None:
         store.events.setdefault(web, deque(maxlen=EVENTS_MAXLEN)).append((store.event_number, event))
 
 
-def append(store: Store, record: Record, tokens: tuple[int, ...], logprobs: tuple[str, ...]) -> None:
-    """Add tokens, with their logprobs if there are any; a suspect that has got far enough is none any more."""
+def append(
+    store: Store, record: Record, tokens: tuple[int, ...], logprobs: tuple[str, ...], cached_tokens: int
+) -> None:
+    """Add tokens, with their logprobs if there are any; ``cached_tokens`` belongs to the first one. A suspect that has
+    got far enough is none any more."""
+    if not record.tokens:
+        record.cached_tokens = cached_tokens
     record.tokens.extend(tokens)
     record.logprobs.extend(logprobs)
     record.timeline.setdefault("first_token", store.wall)

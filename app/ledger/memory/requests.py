@@ -59,6 +59,7 @@ def admit(store: Store, command: Admit) -> AdmitAnswer:
         watchers={command.watcher},
         timeline={"queued": store.wall},
         key=command.key,
+        salt=command.salt,
     )
     if command.key:
         store.keys[command.key.scoped] = uid

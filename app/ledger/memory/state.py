@@ -64,6 +64,8 @@ class Record:
     error_detail: str = ""
     timeline: dict[str, int] = field(default_factory=dict)
     key: IdempotencyKey | None = None
+    salt: str = ""
+    cached_tokens: int = 0
     stamped: bool = False
     losses: int = 0
     overloads: int = 0

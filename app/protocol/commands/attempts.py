@@ -31,6 +31,8 @@ class Work:
     prompt_ids: tuple[int, ...]
     output_ids: tuple[int, ...]
     sampling: SamplingParams
+    salt: str = ""
+    """Whose KV it may start from: that of requests with the same salt."""
 
 
 class ClaimStatus(StrEnum):
@@ -205,6 +207,8 @@ class Activate:
     """How long ago COMMIT arrived, for the timeline."""
     logprobs: str = ""
     """Of ``token``, as in ``Emit``."""
+    cached_tokens: int = 0
+    """As in ``Emit``, of the token that was lost."""
     name: ClassVar[str] = "activate"
 
 
@@ -244,6 +248,8 @@ class Emit:
     logprobs: tuple[str, ...] = ()
     """One per token (``app.logprobs``, opaque to the ledger), or none at all."""
     blocks: int = 0
+    cached_tokens: int = 0
+    """Tokens of the prompt that this attempt did not compute; kept with the first token of the answer."""
     name: ClassVar[str] = "emit"
 
 

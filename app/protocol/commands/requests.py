@@ -75,6 +75,8 @@ class Admit:
     watcher: Watcher
     limits: Limits
     key: IdempotencyKey | None = None
+    salt: str = ""
+    """Only requests with the same one share cached KV."""
     name: ClassVar[str] = "admit"
 
 
@@ -164,6 +166,8 @@ class SnapshotAnswer:
     prefill_node: str = ""
     """Node names, of the current or last attempt."""
     decode_node: str = ""
+    cached_tokens: int = 0
+    """Tokens of the prompt that were not computed for the first token."""
     timeline: Mapping[str, int] = field(default_factory=dict)
     """Phase (of ``PHASES``) → wall clock ms of the Redis server."""
 
@@ -198,7 +202,8 @@ class Event:
     """What the ledger appends to the stream of each web process that watches a request.
 
     Only a wake-up: it may be lost or doubled. Tokens carry their index, so a reader sees gaps and repeats.
-    ``state`` is set on the terminal event; ``error_code``/``error_detail`` where that is not FINISHED.
+    ``state`` is set on the terminal event; ``error_code``/``error_detail`` where that is not FINISHED;
+    ``cached_tokens`` with the first token.
     """
 
     uid: str
@@ -210,3 +215,4 @@ class Event:
     error_detail: str = ""
     logprobs: tuple[str, ...] = ()
     """Of ``tokens``, one each, where the request asks for them."""
+    cached_tokens: int = 0

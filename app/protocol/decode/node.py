@@ -80,6 +80,7 @@ class DecodeNode(Growing):
             lease.finish,
             tuple(lease.logprobs[lease.told_length :]),
             len(lease.blocks) if len(lease.blocks) != lease.told_blocks else 0,
+            cached_tokens=lease.commit.cached_tokens if lease.commit is not None else 0,
         )
         self._ask(emit, partial(self._emitted, lease_id, lease, emit))
 

@@ -177,6 +177,7 @@ class Receiving(Node[Lease]):
                 lease.commit.token,
                 committed_ago_ms=round(1000 * (self._now - lease.committed_at)),
                 logprobs=lease.commit.logprobs,
+                cached_tokens=lease.commit.cached_tokens,
             )
             self._ask(activate, partial(self._activated, lease_id, lease))
             self._at(self.config.link_timeout_s / 2, partial(self._still_activating, lease_id, lease))

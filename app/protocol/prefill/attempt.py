@@ -28,7 +28,11 @@ class Attempt(Held):
 
     work: Work
     generations: tuple[int, ...]
-    """Of ``blocks``, as they were taken (rule 6)."""
+    """Of ``blocks``, as they were taken or pinned (rule 6)."""
+    keys: tuple[str, ...]
+    """Of the full blocks; empty where nothing is cached."""
+    num_cached: int = 0
+    """So many of the first ``blocks`` were known: they are read, not written."""
     claimed_at: float
     stamped: bool = False
     """The ledger counts this node's loss as a failure of this attempt."""
@@ -55,5 +59,13 @@ class Attempt(Held):
 
     @property
     def num_tokens(self) -> int:
-        """Positions whose KV this attempt computes."""
+        """Positions whose KV this attempt hands over."""
         return len(self.work.prompt_ids) + len(self.work.output_ids)
+
+    def num_computed(self, block_size_tokens: int) -> int:
+        """Positions whose KV lies in known blocks."""
+        return self.num_cached * block_size_tokens
+
+    def cached_tokens(self, block_size_tokens: int) -> int:
+        """Tokens of the prompt that are not computed."""
+        return min(self.num_computed(block_size_tokens), len(self.work.prompt_ids))

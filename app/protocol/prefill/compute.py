@@ -9,11 +9,12 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from functools import partial
 
 from app.protocol import effects as do
 from app.protocol import events as on
-from app.protocol.blocks import BlockPool, blocks_for
+from app.protocol.blocks import blocks_for
 from app.protocol.commands import (
     Bell,
     Claim,
@@ -30,6 +31,7 @@ from app.protocol.commands import (
 from app.protocol.holding import NodeConfig
 from app.protocol.node import LOOK_TRIES, Node
 from app.protocol.prefill.attempt import Attempt, Phase
+from app.protocol.prefix_cache import PrefixPool, block_keys
 from app.protocol.tables import BlockState, FailureReason
 from app.schemas import FinishReason
 
@@ -40,8 +42,9 @@ class Computing(Node[Attempt]):
     """Claims attempts and computes them, one step's worth at a time."""
 
     queue = "prefill"
+    pool: PrefixPool
 
-    def __init__(self, config: NodeConfig, pool: BlockPool, draw: Callable[[], str]) -> None:
+    def __init__(self, config: NodeConfig, pool: PrefixPool, draw: Callable[[], str]) -> None:
         super().__init__(config, pool, draw)
         self._early: list[on.Called] = []
         """Grants that came before the answer to our claim."""
@@ -51,6 +54,9 @@ class Computing(Node[Attempt]):
     def gauges(self) -> Mapping[str, int]:
         computing = sum(self._computes(attempt) for attempt in self.table.values())
         return {"running": computing, "waiting": len(self.table) - computing}
+
+    def cache_counts(self) -> Mapping[str, int]:
+        return asdict(self.pool.cache)
 
     @abstractmethod
     def _hand_over(self, fence: str, attempt: Attempt) -> None:
@@ -81,8 +87,11 @@ class Computing(Node[Attempt]):
             self._work_answered(bell, False, "no answer" if answer is None else answer.status.lower())
             return
         work, fence = answer.work, claim.fence
-        num_blocks = blocks_for(len(work.prompt_ids) + len(work.output_ids), self.config.block_size_tokens)
-        blocks = self.pool.take(num_blocks, fence, BlockState.RUNNING)
+        token_ids, block_size_tokens = (*work.prompt_ids, *work.output_ids), self.config.block_size_tokens
+        keys = block_keys(token_ids, block_size_tokens, work.salt) if self.config.prefix_cache else ()
+        num_blocks = blocks_for(len(token_ids), block_size_tokens)
+        known = self.pool.pin(keys[: num_blocks - 1], fence)  # at least the last token is computed: it gives the logits
+        blocks = (*known, *self.pool.take(num_blocks - len(known), fence, BlockState.RUNNING))
         attempt = self.table[fence] = Attempt(
             uid=work.uid,
             client_id=work.client_id,
@@ -90,12 +99,14 @@ class Computing(Node[Attempt]):
             fence=fence,
             blocks=blocks,
             generations=self.pool.generations(blocks),
+            keys=keys,
+            num_cached=len(known),
             bell_id=bell.bell_id,
             work=work,
             claimed_at=self._now,
             stamped=claim.stamp,
         )
-        self._log("claimed", attempt, blocks=num_blocks)
+        self._log("claimed", attempt, blocks=num_blocks, cached=len(known))
         if self.draining:  # asked before the drain, answered after it
             self._fail(fence, attempt, FailureKind.OVERLOAD, FailureReason.DRAINING)
         else:
@@ -138,15 +149,29 @@ class Computing(Node[Attempt]):
             if attempt is None or attempt.ending:
                 self._line.popleft()
                 continue
-            if attempt.num_tokens > budget and budget < self.config.max_num_batched_tokens:
+            self._pin_more(fence, attempt)
+            num_tokens = attempt.num_tokens - attempt.num_computed(self.config.block_size_tokens)
+            if num_tokens > budget and budget < self.config.max_num_batched_tokens:
                 return
             self._line.popleft()
-            budget -= attempt.num_tokens
+            budget -= num_tokens
             attempt.phase = Phase.COMPUTING
             if attempt.stamped:
                 self._start(fence, attempt)
             else:
                 self._ask(self._stamp(attempt, in_step=True), partial(self._stamped, fence, attempt))
+
+    def _pin_more(self, fence: str, attempt: Attempt) -> None:
+        """What was computed while it stood in line, it need not compute itself: its own blocks for that come free."""
+        keys = attempt.keys[: len(attempt.blocks) - 1]
+        known = self.pool.pin(keys[attempt.num_cached :], fence)
+        if not known:
+            return
+        first, attempt.num_cached = attempt.num_cached, attempt.num_cached + len(known)
+        self.pool.give_back(attempt.blocks[first : attempt.num_cached], fence)
+        attempt.blocks = (*attempt.blocks[:first], *known, *attempt.blocks[attempt.num_cached :])
+        attempt.generations = self.pool.generations(attempt.blocks)
+        super()._freed()
 
     def _stamp(self, attempt: Attempt, *, in_step: bool) -> Stamp:
         return Stamp(attempt.uid, attempt.attempt, attempt.fence, self.config.incarnation, in_step)
@@ -162,7 +187,9 @@ class Computing(Node[Attempt]):
 
     def _start(self, fence: str, attempt: Attempt) -> None:
         attempt.in_engine = True
-        self._out.append(do.Start(fence, attempt.work, attempt.blocks, num_computed=0, one_token=True))
+        num_computed = attempt.num_computed(self.config.block_size_tokens)
+        self.pool.cache.started(attempt.num_tokens, num_computed)
+        self._out.append(do.Start(fence, attempt.work, attempt.blocks, num_computed, one_token=True))
 
     def _left_engine(self, fence: str, attempt: Attempt) -> None:
         attempt.in_engine = False
@@ -174,6 +201,8 @@ class Computing(Node[Attempt]):
         if attempt is None or not attempt.in_engine:
             return
         attempt.in_engine = False
+        if sample.tokens:
+            self._publish(sample.key, attempt)
         if attempt.ending:
             self._free_if_over(sample.key, attempt)
         elif sample.error:
@@ -181,8 +210,13 @@ class Computing(Node[Attempt]):
         elif sample.finish_reason is not None:
             self._end_with(sample.key, attempt, sample, sample.finish_reason)
         else:
-            self._log("prefilled", attempt, tokens=attempt.num_tokens, engine_ms=round(1000 * sample.engine_s))
-            self.pool.move(attempt.blocks, sample.key, BlockState.HELD)
+            self._log(
+                "prefilled",
+                attempt,
+                tokens=attempt.num_tokens,
+                engine_ms=round(1000 * sample.engine_s),
+                cached_tokens=attempt.num_computed(self.config.block_size_tokens),
+            )
             attempt.token, attempt.logprobs = sample.token, sample.logprobs
             attempt.phase = Phase.COMPUTED
             self._hand_over(sample.key, attempt)
@@ -190,6 +224,11 @@ class Computing(Node[Attempt]):
                 # It may wait for long, and no step can hurt it any more. If this is lost, a loss counts as a failure.
                 self._ask(self._stamp(attempt, in_step=False), self._whatever, tries=0)
         self._next_in_line()
+
+    def _publish(self, fence: str, attempt: Attempt) -> None:
+        """A step has computed all of it without an error: its full blocks are known from now on."""
+        self.pool.move(attempt.blocks[attempt.num_cached :], fence, BlockState.HELD)
+        self.pool.publish(attempt.blocks, fence, attempt.keys)
 
     def _end_with(self, fence: str, attempt: Attempt, sample: on.Sample, finish: FinishReason) -> None:
         """The first token ends the answer: tokens and end in one step (rule 8), no grant needed."""
@@ -205,7 +244,17 @@ class Computing(Node[Attempt]):
         finish: FinishReason | None = None,
     ) -> Emit:
         incarnation = self.config.incarnation
-        return Emit(attempt.uid, attempt.attempt, attempt.fence, incarnation, attempt.index, tokens, finish, logprobs)
+        return Emit(
+            attempt.uid,
+            attempt.attempt,
+            attempt.fence,
+            incarnation,
+            attempt.index,
+            tokens,
+            finish,
+            logprobs,
+            cached_tokens=attempt.cached_tokens(self.config.block_size_tokens),
+        )
 
     def _ended(self, fence: str, attempt: Attempt, answer: EmitAnswer) -> None:
         if answer.status in (EmitStatus.OK, EmitStatus.SAME):

@@ -24,6 +24,9 @@ from app.protocol.prefill.attempt import Attempt, Phase
 from app.protocol.prefill.compute import Computing
 from app.protocol.tables import FailureReason
 
+_KV_IN_DOUBT = frozenset({FailureReason.ENGINE_ERROR, FailureReason.PULL_FAILED})
+"""Failures that KV may be the cause of: no finite logits come from it, or it is not what was digested."""
+
 
 class PrefillNode(Computing):
     """The prefill side of the protocol.
@@ -83,7 +86,8 @@ class PrefillNode(Computing):
         emit = self._emit(attempt, (attempt.token,), (attempt.logprobs,) if attempt.logprobs else ())
         # Asked once: where its outcome is unknown, ``activate`` writes the token if the ledger lost it.
         self._ask(emit, partial(self._first_token_told, fence, attempt), tries=0)
-        self._out.append(do.Seal(fence, attempt.blocks, attempt.generations))
+        known = self.pool.digests(attempt.blocks)
+        self._out.append(do.Seal(fence, attempt.blocks, attempt.generations, known))
 
     def _first_token_told(self, fence: str, attempt: Attempt, answer: EmitAnswer | None) -> None:
         if attempt.ending:
@@ -101,6 +105,8 @@ class PrefillNode(Computing):
                 if attempt is None:
                     return
                 attempt.mover_busy = False
+                if not event.error:
+                    self.pool.digested(attempt.blocks, event.key, event.digests)
                 if attempt.ending:
                     self._free_if_over(event.key, attempt)
                 elif event.error:
@@ -133,6 +139,7 @@ class PrefillNode(Computing):
             blocks=attempt.blocks,
             generations=attempt.generations,
             digests=sealed.digests,
+            cached_tokens=attempt.cached_tokens(self.config.block_size_tokens),
         )
         self._log("commit", attempt, lease=grant.lease_id)
         self._call(
@@ -198,7 +205,11 @@ class PrefillNode(Computing):
             self._fail(result.fence, attempt, result.failure, reason, result.detail, hop=True)
         return ACCEPTED
 
-    # holdings and drain
+    # ends, holdings and drain
+
+    def _failing(self, key: str, held: Attempt, kind: FailureKind, reason: FailureReason, detail: str) -> None:
+        if reason in _KV_IN_DOUBT:  # the next attempt must not start from what may have been at fault
+            self.pool.forget(held.blocks)
 
     def _given(self, answer: HoldingsAnswer) -> Iterable[HeldClaim]:
         return answer.claims

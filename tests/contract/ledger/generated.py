@@ -119,7 +119,8 @@ class Sequence:
             seed=-(2**63) + choice.a, max_tokens=1 + choice.b % 24, logprobs=(None, 2)[choice.a % 2]
         )
         watcher = Watcher(self.one_of("web", choice.b), "x")
-        return Admit(f"u{self.admissions}", f"client{choice.a % 7}", prompt, sampling, watcher, limits, key)
+        salt = ("", "salt")[choice.b % 2]
+        return Admit(f"u{self.admissions}", f"client{choice.a % 7}", prompt, sampling, watcher, limits, key, salt)
 
     def go(self, choice: Choice, dump: Dump) -> Any:
         """The next step in the life of a request that is in process."""
@@ -137,10 +138,12 @@ class Sequence:
         if record["state"] == "PREFILLING" and choice.b % 3:
             node = dump["leases"][record["lease"]]["node"]
             (logprobs,) = told(record, 100 + index) or ("",)
-            return Activate(*name, record["lease"], node, index, 100 + index, logprobs=logprobs)
+            cached = choice.b % 3 * 16
+            return Activate(*name, record["lease"], node, index, 100 + index, logprobs=logprobs, cached_tokens=cached)
         tokens = tuple(range(100 + index, 100 + index + (1, 1, 2, 17)[choice.b % 4]))
         reason: FinishReason | None = "stop" if choice.b % 8 == 0 else None
-        return Emit(*name, record["owner"], index, tokens, reason, told(record, *tokens), choice.a % 4)
+        logprobs_of = told(record, *tokens)
+        return Emit(*name, record["owner"], index, tokens, reason, logprobs_of, choice.a % 4, choice.a % 3 * 16)
 
     def claim(self, choice: Choice, _: Any) -> Any:
         self.fences += choice.wrong < 8

@@ -138,6 +138,7 @@ class World:
         web: str = "w",
         key: str = "",
         body: str = "body",
+        salt: str = "",
         **limits: int,
     ) -> AdmitAnswer:
         answer: AdmitAnswer = self.do(
@@ -151,6 +152,7 @@ class World:
                 Watcher(web, f"connection-{uid}"),
                 replace(LIMITS, **limits),
                 IdempotencyKey(key, body) if key else None,
+                salt,
             )
         )
         return answer
@@ -201,8 +203,9 @@ class World:
         end: Any = None,
         logprobs: tuple[str, ...] = (),
         blocks: int = 0,
+        cached: int = 0,
     ) -> EmitAnswer:
-        answer: EmitAnswer = self.do(Emit(uid, attempt, fence, node, index, tokens, end, logprobs, blocks))
+        answer: EmitAnswer = self.do(Emit(uid, attempt, fence, node, index, tokens, end, logprobs, blocks, cached))
         return answer
 
     def activate(

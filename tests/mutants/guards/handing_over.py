@@ -140,7 +140,7 @@ HANDING_OVER = (
         "activate-lost-token",
         "no token is missing: activate writes prefill's token again if the ledger lost it",
         lua=(lua("append(r, { cmd.token }, logprobs and { logprobs })", ""),),
-        twin=(twin("append(store, record, (command.token,), logprobs)", "pass"),),
+        twin=(twin("append(store, record, (command.token,), logprobs, command.cached_tokens)", "pass"),),
         tests=(f"{_TESTS}test_activation_writes_a_token_that_the_ledger_lost",),
     ),
     ledger(

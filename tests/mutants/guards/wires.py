@@ -106,8 +106,8 @@ WIRES = (
         (
             Edit(
                 "workers/mover.py",
-                "digests = tuple(digest.hex()",
-                f"before = {_NOW}\n        digests = tuple(digest.hex()",
+                "new = iter(pool.digest(unknown))",
+                f"before = {_NOW}\n        new = iter(pool.digest(unknown))",
             ),
             Edit("workers/mover.py", f"if {_NOW} != job.generations:", "if before != job.generations:"),
         ),

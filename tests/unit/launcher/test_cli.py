@@ -37,7 +37,9 @@ def test_options_are_named_as_vllm_names_them() -> None:
 @pytest.mark.parametrize("name", sorted(set(Settings.model_fields) - {"incarnation", "failpoints"}))
 def test_every_setting_has_an_option_that_sets_it(name: str) -> None:
     default = Settings.model_fields[name].default
-    if isinstance(default, int | float):
+    if isinstance(default, bool):
+        text = str(not default).lower()
+    elif isinstance(default, int | float):
         text = str(default + 1 if name != "web_workers" else 2)
     else:
         given = {
@@ -52,7 +54,8 @@ def test_every_setting_has_an_option_that_sets_it(name: str) -> None:
     arguments = build_parser().parse_args(["up", option_of(name), text])
     settings = load_settings(**{name: getattr(arguments, name)})
     assert getattr(settings, name) != default
-    assert str(getattr(settings, name)).endswith(text)
+    found = getattr(settings, name)
+    assert (str(found).lower() if isinstance(default, bool) else str(found)).endswith(text)
 
 
 def test_children_get_what_the_options_said_and_not_a_foreign_incarnation() -> None:

@@ -176,7 +176,9 @@ class Cluster:
 
     # requests
 
-    def submit(self, prompt: tuple[int, ...], max_tokens: int = 10, client: str = "", **limits: int) -> str:
+    def submit(
+        self, prompt: tuple[int, ...], max_tokens: int = 10, client: str = "", salt: str = "", **limits: int
+    ) -> str:
         """Admit a request and ring; returns its uid."""
         uid = self.draw()
         admit = Admit(
@@ -186,6 +188,7 @@ class Cluster:
             sampling=SamplingParams(temperature=0, seed=_SEED, max_tokens=max_tokens),
             watcher=Watcher(_WEB.incarnation, uid),
             limits=replace(LIMITS, **limits),
+            salt=salt,
         )
         answer = self.ledger.execute(admit)
         assert answer.status is AdmitStatus.ADMITTED, answer

@@ -39,6 +39,7 @@ def test_deltas_join_to_the_text_without_eos_however_they_come(text: str, sizes:
         "prompt_tokens": 3,
         "completion_tokens": len(text.encode()) + 1,
         "total_tokens": len(text.encode()) + 4,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
 
 

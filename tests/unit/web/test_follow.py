@@ -53,6 +53,21 @@ def test_events_in_order_are_progress() -> None:
     assert follower.ids == [5, 6, 7, 8]
 
 
+def test_cached_tokens_come_with_the_first_token_and_stay() -> None:
+    follower = Follower()
+    assert follower.hear(event(0, 5, cached_tokens=16)) == Progress((5,), cached_tokens=16)
+    assert follower.hear(event(1, 6)) == Progress((6,), cached_tokens=16)
+    end = event(2, 7, state="FINISHED", finish_reason="stop")
+    assert follower.hear(end) == Progress((7,), "stop", cached_tokens=16)
+
+
+def test_cached_tokens_come_with_the_record_where_the_first_event_was_lost() -> None:
+    follower = Follower()
+    assert follower.hear(event(1, 6)) is Ask.RECORD
+    assert follower.read(record([5, 6], follower, cached_tokens=16)) == Progress((5, 6), cached_tokens=16)
+    assert follower.hear(event(2, 7)) == Progress((7,), cached_tokens=16)
+
+
 def test_a_repeat_is_nothing_and_of_an_overlap_only_the_end_is_new() -> None:
     follower = following(5, 6)
     assert follower.hear(event(0, 5)) is None

@@ -91,6 +91,8 @@ BOTH_REFUSED = [
     ("ignore_eos", 1),
     ("return_token_ids", "yes"),
     ("user", 5),
+    ("cache_salt", ""),
+    ("cache_salt", 5),
     ("model", None),
     ("model", 5),
     ("stream_options", {"include_usage": True}),

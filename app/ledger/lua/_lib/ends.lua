@@ -38,8 +38,8 @@ local function free_guard(r, state, window)
 end
 
 -- The only way into a terminal state. Everything that the request held ends in this step (rule 8). `o`: finish_reason,
--- error_code, error_detail, unused_lease (what a RESERVED lease becomes), index, tokens and logprobs of the last
--- emission. Fence and owner stay on the record: a repeated emit is recognised by them.
+-- error_code, error_detail, unused_lease (what a RESERVED lease becomes), index, tokens, logprobs and cached_tokens of
+-- the last emission. Fence and owner stay on the record: a repeated emit is recognised by them.
 local function end_request(r, state, o)
   local rec, ttl = P .. 'rec:' .. r.uid, r.record_ttl
   set(r, 'state', state, 'finish_reason', o.finish_reason or '', 'error_code', o.error_code or '',
@@ -49,7 +49,7 @@ local function end_request(r, state, o)
   tell(watchers, {
     uid = r.uid, index = o.index or length(r.uid), tokens = table.concat(o.tokens or {}, ','), state = state,
     finish_reason = o.finish_reason or '', error_code = o.error_code or '', error_detail = o.error_detail or '',
-    logprobs = o.logprobs,
+    logprobs = o.logprobs, cached_tokens = o.cached_tokens,
   })
   for _, watcher in ipairs(watchers) do
     local web, connection = string.match(watcher, '^([^:]*):(.*)$')
@@ -60,7 +60,7 @@ local function end_request(r, state, o)
   local few = redis.call('HMGET', rec, 'dedup_window', 'key', 'logprobs')
   free_guard(r, state, tonumber(few[1]))
   -- The largest part of it, which only computing needs.
-  redis.call('HDEL', rec, 'prompt', 'sampling')
+  redis.call('HDEL', rec, 'prompt', 'sampling', 'salt')
   redis.call('PEXPIRE', rec, ttl)
   redis.call('PEXPIRE', P .. 'tok:' .. r.uid, ttl)
   if few[3] then redis.call('PEXPIRE', P .. 'lp:' .. r.uid, ttl) end

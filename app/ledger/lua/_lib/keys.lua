@@ -8,7 +8,7 @@
 --   clock           hash    time: ledger ms; last: TIME at the last advance; scan: ledger ms of the last scan;
 --                           version: how everything below, and messages between nodes, are written (see versions.py)
 --   seq             string  counter of admissions
---   rec:{uid}       hash    the record; PEXPIRE only after its end, and from then without prompt and sampling. Besides what its name says:
+--   rec:{uid}       hash    the record; PEXPIRE only after its end, and from then without prompt, sampling and salt. Besides what its name says:
 --                             stamped  1: its sequence is in the prefill node's running step
 --                             losses   losses of a node that did not count as failures
 --                             overloads, overload_at  attempts in a row that ended as overload, at this length of the
@@ -19,6 +19,8 @@
 --                                                     from, and till when (ledger ms)
 --                             logprobs  1: each output token comes with its logprobs
 --                             key, body               its idempotency key, and the hash of what was asked for
+--                             salt     only requests with the same one share cached KV; goes with the prompt
+--                             cached_tokens  of the prompt, not computed by the attempt that drew the first token
 --   tok:{uid}       list    output tokens: O(1) length and append, whatever the answer's length
 --   lp:{uid}        list    of each output token its logprobs, opaque; only where the record has `logprobs`
 --   watch:{uid}     set     "web:connection" of those who want its events; none: the uid is in `unwatched`

@@ -46,26 +46,26 @@ end
 
 -- What a node needs to compute the attempt.
 local function work(r)
-  local big = redis.call('HMGET', P .. 'rec:' .. r.uid, 'prompt', 'sampling')
+  local big = redis.call('HMGET', P .. 'rec:' .. r.uid, 'prompt', 'sampling', 'salt')
   return {
     uid = r.uid, client_id = r.client, attempt = r.attempt, fence = r.fence, prompt = big[1], sampling = big[2],
-    output = output(r.uid, 0),
+    salt = big[3] or '', output = output(r.uid, 0),
   }
 end
 
 -- What web reads of it.
 local function view(r, from)
   local phases = { 'queued', 'claimed', 'granted', 'first_token', 'committed', 'activated', 'finished' }
-  local fields, timeline = { 'prefill_node', 'decode_node', 'logprobs' }, {}
+  local fields, timeline = { 'prefill_node', 'decode_node', 'logprobs', 'cached_tokens' }, {}
   for _, phase in ipairs(phases) do fields[#fields + 1] = 't:' .. phase end
   local values = redis.call('HMGET', P .. 'rec:' .. r.uid, unpack(fields))
-  for i, phase in ipairs(phases) do timeline[phase] = tonumber(values[3 + i]) end
+  for i, phase in ipairs(phases) do timeline[phase] = tonumber(values[4 + i]) end
   local logprobs = values[3] and table.concat(redis.call('LRANGE', P .. 'lp:' .. r.uid, from, -1), '|') or nil
   return {
     status = 'FOUND', uid = r.uid, client_id = r.client, state = r.state, attempt = r.attempt, failures = r.failures,
     prompt_tokens = r.prompt_tokens, output_from = from, finish_reason = r.finish_reason, error_code = r.error_code,
     error_detail = r.error_detail, prefill_node = values[1] or '', decode_node = values[2] or '',
-    output = output(r.uid, from), logprobs = logprobs, timeline = timeline,
+    cached_tokens = tonumber(values[4]) or 0, output = output(r.uid, from), logprobs = logprobs, timeline = timeline,
   }
 end
 
@@ -100,12 +100,12 @@ local function push(key, values)
   return have
 end
 
--- Appends tokens (at least one), with their logprobs if there are any, and stamps the first one ever. A suspect that
--- has got far enough is none any more.
+-- Appends tokens (at least one), with their logprobs if there are any, and stamps the first one ever: what its attempt
+-- did not compute of the prompt belongs to it. A suspect that has got far enough is none any more.
 local function append(r, tokens, their_logprobs)
   local have = push(P .. 'tok:' .. r.uid, tokens)
   if their_logprobs then push(P .. 'lp:' .. r.uid, their_logprobs) end
-  if have == #tokens then set(r, 't:first_token', wall_ms()) end
+  if have == #tokens then set(r, 't:first_token', wall_ms(), 'cached_tokens', cmd.cached_tokens) end
   if r.suspect > 0 and have >= r.suspect then
     drop_suspect(r, r.owner)
     if r.lease ~= '' then drop_suspect(r, redis.call('HGET', P .. 'lease:' .. r.lease, 'node') or '') end
