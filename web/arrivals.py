@@ -15,12 +15,15 @@ from dataclasses import dataclass
 HEAD_S = 10.0
 """For a request's head, the wait for its first byte included; any network that can be used is faster."""
 
+LEFT_S = 1.0
+"""For it while the process drains: what was on its way when the drain began still comes."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Arrival:
     until: float
+    until_in_drain: float
     cut: Callable[[], None]
-    is_head: bool
 
 
 class Arrivals:
@@ -35,11 +38,13 @@ class Arrivals:
 
     def expect_head(self, who: Hashable, cut: Callable[[], None]) -> None:
         """A thread begins to read a request."""
-        self._expect(who, _Arrival(time.monotonic() + HEAD_S, cut, is_head=True))
+        now = time.monotonic()
+        self._expect(who, _Arrival(now + HEAD_S, now + LEFT_S, cut))
 
     def expect_body(self, who: Hashable, within_s: float, cut: Callable[[], None]) -> None:
         """A thread begins to read a body."""
-        self._expect(who, _Arrival(time.monotonic() + within_s, cut, is_head=False))
+        until = time.monotonic() + within_s
+        self._expect(who, _Arrival(until, until, cut))
 
     def is_here(self, who: Hashable) -> bool:
         """The thread has read it, or given up. False if it was cut off, or not expected."""
@@ -47,11 +52,11 @@ class Arrivals:
             return self._expected.pop(who, None) is not None
 
     def cut_late(self, *, draining: bool = False) -> None:
-        """Cut off what is late. While ``draining`` every head that is not here is: what follows it goes elsewhere."""
+        """Cut off what is late. While ``draining`` a head is so soon: its client can still go elsewhere."""
         now = time.monotonic()
         with self._lock:  # held to the end: what has arrived is not cut off
             for who, arrival in list(self._expected.items()):
-                if arrival.until <= now or (draining and arrival.is_head):
+                if (arrival.until_in_drain if draining else arrival.until) <= now:
                     del self._expected[who]
                     with suppress(OSError):  # closed already
                         arrival.cut()

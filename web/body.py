@@ -52,23 +52,22 @@ def read_body() -> bytes:
     ARRIVALS.expect_body(connection, BODY_S + length / BODY_BYTES_PER_S, cut)
     try:
         data = request.get_data(cache=False)
-    except ParseException as error:
-        _check_in_time(ARRIVALS.is_here(connection), error)
-        raise InvalidRequest(f"the body is not valid HTTP: {error}") from error
-    except (TimeoutError, ClientDisconnected) as error:
-        if time.monotonic() - started < BODY_S:
-            raise
-        with suppress(OSError):  # cut off already
-            cut()  # what else comes is the rest of the body, not another request
-        _check_in_time(False, error)
+    except (ParseException, TimeoutError, ClientDisconnected) as error:
+        silent = not isinstance(error, ParseException) and time.monotonic() - started >= BODY_S
+        if silent or not ARRIVALS.is_here(connection):
+            with suppress(OSError):  # cut off already
+                cut()  # what else comes is the rest of the body, not another request
+            raise _too_slow() from error
+        if isinstance(error, ParseException):
+            raise InvalidRequest(f"the body is not valid HTTP: {error}") from error
         raise
     finally:
         in_time = ARRIVALS.is_here(connection)
         connection.settimeout(SEND_S)
-    _check_in_time(in_time)
+    if not in_time:  # cut off, its end looks like that of a shorter body
+        raise _too_slow()
     return data
 
 
-def _check_in_time(in_time: bool, error: Exception | None = None) -> None:
-    if not in_time:
-        raise BodyTimeout(f"the rest of the body did not come in time ({BODY_S:g} s of silence at most)") from error
+def _too_slow() -> BodyTimeout:
+    return BodyTimeout(f"the rest of the body did not come in time ({BODY_S:g} s of silence at most)")

@@ -175,6 +175,7 @@ class NodeHost:
         if not in_time:
             self._post(on.HandBackAsked())
             in_time = self._wait_idle(self._last_words_s)
+        self._watchdog.close()  # first: from here on what ends is meant to
         self._heartbeat.close()
         self._leave_registry(self._last_words_s if in_time else 0.0)
         return in_time

@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
+from app.cache import StillHeld, lock_for, making
 from app.errors import ModelError
 from app.model.fetch import DEFAULT_MODEL, GGUF_SHA256, fetch_default_gguf
 from app.model.folder import ModelFolder, open_folder
@@ -56,48 +52,20 @@ def _cached(name: str, key: str, home: Path, progress: Progress, source: Callabl
         return open_folder(target, name)
     try:
         models.mkdir(parents=True, exist_ok=True)
-        with _lock(models / f".{target.name}.lock", progress):
+        waiting = "waiting for another process that prepares this model"
+        with lock_for(target, _LOCK_TIMEOUT_S, lambda: progress(waiting)):
             if not target.is_dir():
                 _convert_into(target, source, progress)
+    except StillHeld as error:
+        raise ModelError(str(error)) from error
     except OSError as error:
         raise ModelError(f"{models}: the model cache cannot be written: {error.strerror or error}") from error
     return open_folder(target, name)
 
 
-def _lock(file: Path, progress: Progress) -> FileLock:
-    """Return the lock, held. The kernel drops it with its holder, kill -9 included."""
-    lock = FileLock(file)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        progress("waiting for another process that prepares this model")
-        try:
-            lock.acquire(timeout=_LOCK_TIMEOUT_S)
-        except Timeout as error:
-            raise ModelError(f"{file}: still held by another process after {_LOCK_TIMEOUT_S} s") from error
-    return lock
-
-
 def _convert_into(target: Path, source: Callable[[Path], Path], progress: Progress) -> None:
-    """Fetch and convert beside ``target``, then rename. Under the lock, other folders of this name are litter."""
+    """Fetch and convert, under the lock."""
     from app.model.gguf_convert import convert_gguf  # here: only a conversion needs the gguf package
 
-    prefix = f".{target.name}.tmp-"
-    for litter in target.parent.glob(prefix + "*"):
-        shutil.rmtree(litter)
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as work:
-        result = Path(work) / "model"
-        result.mkdir()
-        convert_gguf(source(Path(work)), result, progress)
-        for written in (*result.iterdir(), result):  # a power cut must not leave the name without the content
-            _sync(written)
-        result.rename(target)
-    _sync(target.parent)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    with making(target) as (work, result):
+        convert_gguf(source(work), result, progress)

@@ -101,8 +101,9 @@ class Carriage:
             self._faults.call(command, CallFate(0.0, 0, 0.01 if breaks else None))
             return True
         self._struck(LOST_REPLY, command, what)
-        if breaks:
-            what.func.__self__._broken(what.args[0])  # type: ignore[attr-defined]
+        caller = what.func.__self__  # type: ignore[attr-defined]
+        if breaks and caller.process.alive:  # a dead process hears of nothing
+            caller._broken(what.args[0])
         return True
 
     def delay_answer(self, command: str, which: int, by_s: float) -> bool:

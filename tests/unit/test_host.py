@@ -22,6 +22,7 @@ from app.protocol.commands import (
     Admit,
     Claim,
     Cluster,
+    Deregister,
     Drain,
     Emit,
     Heartbeat,
@@ -393,3 +394,19 @@ def test_what_the_ledger_gives_a_draining_node_late_is_handed_back_before_it_lea
     assert rig.host.drain(timeout_s=10)
     assert rig.health() == "unknown"
     assert rig.record("u")[:3] == ("QUEUED", 2, 0)
+
+
+def test_what_ends_with_a_drain_is_no_emergency_however_long_the_ledger_takes(rig: Rig) -> None:
+    """The heartbeat is over before the node leaves the registry; the watchdog would look many times meanwhile."""
+    wait_for(lambda: rig.host.wants_bells)
+    apply = rig.ledger.apply
+
+    def slow(command: Any, not_after_ms: int) -> Any:
+        if isinstance(command, Deregister):
+            threading.Event().wait(20 * HEARTBEAT_S)
+        return apply(command, not_after_ms)
+
+    rig.ledger.apply = slow  # type: ignore[method-assign]
+    assert rig.host.drain(5)
+    assert rig.crashes == []
+    assert rig.health() == "unknown"

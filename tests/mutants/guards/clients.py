@@ -120,14 +120,20 @@ CLIENTS = (
     Mutant(
         "arrival-of-a-head",
         "a client that never sends the end of its request keeps no thread",
-        (Edit("web/arrivals.py", "if arrival.until <= now or", "if"),),
+        (Edit("web/arrivals.py", "else arrival.until) <= now:", "else now + 1) <= now:"),),
         (f"{_ARRIVALS}test_a_head_has_its_time_and_no_more",),
     ),
     Mutant(
         "arrival-in-a-drain",
         "a head that is not here does not hold up the end of a web worker",
-        (Edit("web/arrivals.py", "or (draining and arrival.is_head)", ""),),
-        (f"{_ARRIVALS}test_a_drain_waits_for_no_head_but_for_a_body",),
+        (Edit("web/arrivals.py", "(arrival.until_in_drain if draining else arrival.until)", "arrival.until"),),
+        (f"{_ARRIVALS}test_a_drain_waits_for_a_head_that_is_on_its_way_but_not_long",),
+    ),
+    Mutant(
+        "arrival-on-its-way",
+        "zero failed requests: what was on its way when a drain began is not cut off",
+        (Edit("web/arrivals.py", "now + HEAD_S, now + LEFT_S, cut", "now + HEAD_S, now, cut"),),
+        (f"{_ARRIVALS}test_a_drain_waits_for_a_head_that_is_on_its_way_but_not_long",),
     ),
     Mutant(
         "arrival-in-time",

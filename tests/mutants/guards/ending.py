@@ -68,6 +68,12 @@ ENDING = (
         (f"{_EMERGENCY}test_what_the_parts_of_a_node_do_that_ends_as_it_should_is_no_emergency",),
     ),
     Mutant(
+        "end-of-a-drain",
+        "a worker that has drained ends with status 0: that its heartbeat is over is no fault",
+        (Edit("workers/host.py", "self._watchdog.close()  # first: from here on what ends is meant to", "pass"),),
+        (f"{_HOST}test_what_ends_with_a_drain_is_no_emergency_however_long_the_ledger_takes",),
+    ),
+    Mutant(
         "end-taken-back",
         "a process whose node has drained ends, whatever its parts do",
         _emergency("end_in(CLOSING_S)", "pass"),

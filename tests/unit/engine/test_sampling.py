@@ -228,13 +228,13 @@ def test_an_engine_tells_logprobs_of_the_models_own_distribution(
 
 def test_an_answer_ends_at_a_stop_token_and_not_before_min_tokens(engine: Engine, drive: Callable[..., Driver]) -> None:
     driver = drive(engine)
-    driver.add("free", [5, 6, 7], greedy(30))
+    driver.add("free", [4, 5, 6], greedy(30))
     free = driver.run()["free"]
-    first = next(i for i, token in enumerate(free) if token not in free[:i] and i > 0)
+    first = next(i for i, token in enumerate(free) if token not in free[:i] and i > 3)
     stopping = drive(engine)
-    stopping.add("stop", [5, 6, 7], greedy(30, stop_token_ids=(free[first], 96)))
-    stopping.add("later", [5, 6, 7], greedy(30, stop_token_ids=(free[first], 96), min_tokens=first + 3))
-    stopping.add("ignore", [5, 6, 7], greedy(30, stop_token_ids=(free[first],), ignore_eos=True))
+    stopping.add("stop", [4, 5, 6], greedy(30, stop_token_ids=(free[first], 96)))
+    stopping.add("later", [4, 5, 6], greedy(30, stop_token_ids=(free[first], 96), min_tokens=first + 3))
+    stopping.add("ignore", [4, 5, 6], greedy(30, stop_token_ids=(free[first],), ignore_eos=True))
     answers = stopping.run()
     assert answers["stop"] == answers["ignore"] == free[: first + 1]
     assert stopping.outputs["stop"][-1].finish_reason == "stop"

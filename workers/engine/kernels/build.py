@@ -14,14 +14,12 @@ import platform
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import FileLock, Timeout
-
+from app.cache import StillHeld, lock_for, making
 from app.errors import StartupError
 from app.launcher.kernels import ERROR, PROGRESS, RESULT
 from app.settings import get_settings
@@ -101,9 +99,12 @@ def build_kernels(home: Path, progress: Say) -> Path:
         return library
     try:
         root.mkdir(parents=True, exist_ok=True)
-        with _lock(root / f".{target.name}.lock", progress):
+        waiting = "waiting for another process that compiles them"
+        with lock_for(target, _LOCK_TIMEOUT_S, lambda: progress(waiting)):
             if not library.is_file():
                 _build_into(target, paddle, compiler, progress)
+    except StillHeld as error:
+        raise KernelsUnavailable(str(error)) from None
     except OSError as error:
         raise KernelsUnavailable(f"{root} cannot be written: {error.strerror or error}") from None
     return library
@@ -139,36 +140,13 @@ def _key(*parts: object) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:12]
 
 
-def _lock(file: Path, progress: Say) -> FileLock:
-    """Return the lock, held. The kernel drops it with its holder, kill -9 included."""
-    lock = FileLock(file)
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        progress("waiting for another process that compiles them")
-        try:
-            lock.acquire(timeout=_LOCK_TIMEOUT_S)
-        except Timeout:
-            raise KernelsUnavailable(f"{file}: still held by another process after {_LOCK_TIMEOUT_S:g} s") from None
-    return lock
-
-
 def _build_into(target: Path, paddle: _Paddle, compiler: str, progress: Say) -> None:
-    """Build beside ``target``, try the result, then rename. Under the lock, other folders of this name are litter."""
+    """Build, and try the result out, under the lock."""
     progress("compiling for CPUs (once, 10 to 60 s)")
-    prefix = f".{target.name}.tmp-"
-    for litter in target.parent.glob(prefix + "*"):
-        shutil.rmtree(litter)
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=target.parent) as work:
-        result = Path(work) / "result"
-        result.mkdir()
-        _compile(Path(work), result / LIBRARY, paddle, compiler)
+    with making(target) as (work, result):
+        _compile(work, result / LIBRARY, paddle, compiler)
         progress("trying them out")
         _run([sys.executable, "-m", "workers.engine.kernels.trial", str(result / LIBRARY)], 120.0, cwd=SOURCE_ROOT)
-        for written in (result / LIBRARY, result):  # a power cut must not leave the name without the content
-            _sync(written)
-        result.rename(target)
-    _sync(target.parent)
     progress("ready")
 
 
@@ -216,14 +194,6 @@ def _run(command: Sequence[str], timeout_s: float, cwd: Path | None = None) -> s
         said = next((line for line in lines if "error" in line.lower()), lines[-1] if lines else "")
         raise KernelsUnavailable(f"{Path(command[0]).name} ended with {ran.returncode}: {said[:300]}")
     return ran.stdout
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def main() -> int:
