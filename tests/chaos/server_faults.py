@@ -58,16 +58,20 @@ class Cluster:
     def killed(self) -> Iterator[None]:
         """SIGKILL; it comes back with what its append-only file holds."""
         self._kill()
-        yield
-        self.server.start()
+        try:
+            yield
+        finally:
+            self.server.start()
 
     @contextmanager
     def killed_and_emptied(self) -> Iterator[None]:
         """SIGKILL; it comes back without its data."""
         self._kill()
         shutil.rmtree(self._folder / "appendonlydir")
-        yield
-        self.server.start()
+        try:
+            yield
+        finally:
+            self.server.start()
 
     def _kill(self) -> None:
         os.kill(self.server.pid, signal.SIGKILL)
@@ -76,21 +80,27 @@ class Cluster:
     @contextmanager
     def frozen(self) -> Iterator[None]:
         os.kill(self.server.pid, signal.SIGSTOP)
-        yield
-        os.kill(self.server.pid, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            os.kill(self.server.pid, signal.SIGCONT)
 
     @contextmanager
     def read_only(self) -> Iterator[None]:
         """A replica of a server that is not there."""
         self.redis.replicaof("127.0.0.1", free_port())
-        yield
-        self.redis.replicaof("NO", "ONE")
+        try:
+            yield
+        finally:
+            self.redis.replicaof("NO", "ONE")
 
     @contextmanager
     def out_of_memory(self) -> Iterator[None]:
         self.redis.config_set("maxmemory", "1")
-        yield
-        self.redis.config_set("maxmemory", "0")
+        try:
+            yield
+        finally:
+            self.redis.config_set("maxmemory", "0")
 
     @contextmanager
     def flushed(self) -> Iterator[None]:
@@ -112,8 +122,10 @@ class Cluster:
     @contextmanager
     def broker_frozen(self) -> Iterator[None]:
         self.broker.freeze()
-        yield
-        self.broker.thaw()
+        try:
+            yield
+        finally:
+            self.broker.thaw()
 
     @contextmanager
     def broker_half_open(self) -> Iterator[None]:
@@ -132,10 +144,12 @@ class Cluster:
     def broker_restarted_empty(self) -> Iterator[None]:
         """Nobody listens; then somebody does, and every message and binding is gone."""
         self.broker.refuse()
-        yield
-        for key in self.redis.scan_iter("baton:broker:*"):
-            self.redis.delete(key)
-        self.broker.accept()
+        try:
+            yield
+        finally:
+            for key in self.redis.scan_iter("baton:broker:*"):
+                self.redis.delete(key)
+            self.broker.accept()
 
     # what can be seen
 

@@ -44,6 +44,13 @@ class Trial:
         self._others: list[tuple[Stream, Expected]] = []
 
     def __enter__(self) -> Trial:
+        with ExitStack() as begun:  # what was begun ends, too, if the step is never reached
+            begun.callback(self.undo.close)
+            self._begin()
+            begun.pop_all()
+        return self
+
+    def _begin(self) -> None:
         any_request = self._point is Point.BEFORE_CLAIM
         request_id = "" if any_request else self.request_id
         self._others = self.stack.canaries()
@@ -53,11 +60,10 @@ class Trial:
         uncached = {"cache_salt": self.request_id}  # it comes to every step
         self._victim = Stream(self.stack.baton, self.request_id, greedy(6, TOKENS) | uncached).start()
         self.pid = self.stack.wait_taken(self._action, REACHED_S)
-        self._watch = Watch(self.stack.redis, uid_of(self.stack.redis, self.request_id))
-        self.undo.callback(self._watch.close)
         if self._action is Action.STOP:
             self.undo.callback(self.go_on)
-        return self
+        self._watch = Watch(self.stack.redis, uid_of(self.stack.redis, self.request_id))
+        self.undo.callback(self._watch.close)
 
     def __exit__(self, *_: object) -> None:
         self.undo.close()

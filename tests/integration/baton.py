@@ -183,4 +183,9 @@ class Baton:
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
-            self.process.wait(STOP_S + 5)
+            try:
+                self.process.wait(STOP_S + 5)
+            except subprocess.TimeoutExpired:
+                self.process.kill()  # its children end with it
+                self.process.wait()
+                raise
