@@ -48,7 +48,7 @@ class Follower:
     doubted: bool = False
     """Whether the ledger may ever have lost writes: then the end counts only with the whole record before it."""
     cached_tokens: int = 0
-    """Of the prompt; comes with the first token, and with every record."""
+    """Of the prompt; comes with the first token, with the end, and with every record."""
 
     def distrust(self) -> None:
         """The ledger may have lost writes: compare all that was handed out with what comes from now on."""
@@ -65,7 +65,7 @@ class Follower:
             raise Ended(end_error(event.state, event.error_code, event.error_detail))
         if event.index > self.read_from or self.read_from < len(self.ids):
             return Ask.RECORD  # tokens are missing; or they must come again, and this event may be older than the loss
-        if event.index == 0 and event.tokens:
+        if event.state or (event.index == 0 and event.tokens):
             self.cached_tokens = event.cached_tokens
         return self._take(event.index, event.tokens, event.logprobs, event.state, event.finish_reason)
 

@@ -25,7 +25,6 @@ from app.protocol.commands import (
     SnapshotAnswer,
     Watcher,
 )
-from tests.sim.disasters import Disaster
 from tests.sim.ledger_client import LedgerClient, Results
 from tests.sim.process import Part
 from web.ends import ADMISSION_UNKNOWN, Ended
@@ -197,9 +196,7 @@ class Connection(Part):
         """Usage says what the record says."""
         world = self.process.world
         record = world.ledger.store.records.get(self.uid)
-        if record is None or world.counts[Disaster.LEDGER_ROLLS_BACK]:
-            return
-        if cached_tokens != record.cached_tokens:
+        if record is not None and cached_tokens != record.cached_tokens:
             raise world.violation(f"told as cached: {cached_tokens}, not {record.cached_tokens}", self.uid)
 
     def _tick(self) -> None:

@@ -50,15 +50,15 @@ end
 local texts = {}
 for i, token in ipairs(fresh_tokens) do texts[i] = int(token) end
 local logprobs = fresh_logprobs and table.concat(fresh_logprobs, '|')
-local cached = from == 0 and cmd.cached_tokens or nil
 if cmd.finish_reason ~= '' then
   end_request(r, 'FINISHED', {
-    finish_reason = cmd.finish_reason, index = from, tokens = texts, logprobs = logprobs, cached_tokens = cached,
+    finish_reason = cmd.finish_reason, index = from, tokens = texts, logprobs = logprobs,
   })
 else
   local watchers = redis.call('SMEMBERS', P .. 'watch:' .. cmd.uid)
   tell(watchers, {
-    uid = cmd.uid, index = from, tokens = table.concat(texts, ','), logprobs = logprobs, cached_tokens = cached,
+    uid = cmd.uid, index = from, tokens = table.concat(texts, ','), logprobs = logprobs,
+    cached_tokens = from == 0 and cmd.cached_tokens or nil,
   })
   if cmd.blocks > 0 and r.lease ~= '' then redis.call('HSET', P .. 'lease:' .. r.lease, 'blocks', cmd.blocks) end
 end

@@ -148,18 +148,11 @@ def emit(store: Store, command: Emit) -> EmitAnswer:
         return says(EmitStatus.SAME)
     if new:
         append(store, record, new, logprobs, command.cached_tokens)
-    cached = 0 if have else command.cached_tokens
     if command.finish_reason:
-        end_request(
-            store,
-            record,
-            RequestState.FINISHED,
-            finish_reason=command.finish_reason,
-            tokens=new,
-            logprobs=logprobs,
-            cached_tokens=cached,
-        )
+        finish = command.finish_reason
+        end_request(store, record, RequestState.FINISHED, finish_reason=finish, tokens=new, logprobs=logprobs)
     else:
+        cached = 0 if have else command.cached_tokens
         tell(store, record.watchers, Event(record.uid, have, new, logprobs=logprobs, cached_tokens=cached))
         _resize(store, record, command.blocks)
     return says(EmitStatus.OK)

@@ -45,16 +45,14 @@ def end_request(
     unused_lease: LeaseState = LeaseState.CANCELLED,
     tokens: tuple[int, ...] = (),
     logprobs: tuple[str, ...] = (),
-    cached_tokens: int = 0,
 ) -> None:
-    """The only way into a terminal state; ``tokens`` and ``logprobs`` are the last ones, already appended.
-    ``cached_tokens``: of the first one, if it is among them."""
+    """The only way into a terminal state; ``tokens`` and ``logprobs`` are the last ones, already appended."""
     record.state = step_request(record.state, state)
     record.finish_reason, record.error_code, record.error_detail = finish_reason, code, detail
     record.timeline["finished"] = store.wall
     let_go(store, record, unused_lease)
     index = len(record.tokens) - len(tokens)
-    event = Event(record.uid, index, tokens, state, finish_reason, code, detail, logprobs, cached_tokens)
+    event = Event(record.uid, index, tokens, state, finish_reason, code, detail, logprobs, record.cached_tokens)
     tell(store, record.watchers, event)
     for watcher in record.watchers:
         store.disown(watcher.web, f"w:{record.uid}:{watcher.connection}")

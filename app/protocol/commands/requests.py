@@ -203,7 +203,7 @@ class Event:
 
     Only a wake-up: it may be lost or doubled. Tokens carry their index, so a reader sees gaps and repeats.
     ``state`` is set on the terminal event; ``error_code``/``error_detail`` where that is not FINISHED;
-    ``cached_tokens`` with the first token.
+    ``cached_tokens`` comes with the first token, and again with the end.
     """
 
     uid: str

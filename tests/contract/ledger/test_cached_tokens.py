@@ -33,15 +33,16 @@ def test_cached_tokens_come_with_the_first_token_in_record_and_event(world: Worl
     assert (event.index, event.cached_tokens) == (0, 16)
 
 
-def test_only_the_first_token_carries_them(world: World) -> None:
+def test_the_first_token_carries_them_and_the_end_again(world: World) -> None:
     world.prefilling()
     world.reserve("l", "u")
     world.emit("u", 0, 7, cached=16)
     world.activate("u", cached_tokens=32)
     world.emit("u", 1, 8, node="d", cached=32)
-    world.emit("u", 2, 9, node="d", end="stop", cached=32)
+    world.emit("u", 2, 9, node="d", cached=32)
+    world.emit("u", 3, 9, node="d", end="stop", cached=32)
     assert world.read("u").cached_tokens == 16
-    assert [event.cached_tokens for event in world.events()] == [16, 0, 0]
+    assert [event.cached_tokens for event in world.events()] == [16, 0, 0, 16]
 
 
 def test_an_answer_that_ends_with_its_first_token_has_them_in_its_last_event(world: World) -> None:

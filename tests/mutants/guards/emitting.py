@@ -93,8 +93,8 @@ EMITTING = (
         ),
         twin=(
             twin(
-                "if command.finish_reason: end_request(",
-                "if command.finish_reason and not new:\n        end_request(",
+                "if command.finish_reason: finish",
+                "if command.finish_reason and not new:\n        finish",
             ),
         ),
         tests=(f"{_TESTS}test_the_last_token_and_the_end_are_one_step",),

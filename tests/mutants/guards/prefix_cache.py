@@ -133,7 +133,7 @@ PREFIX_CACHE = (
             ),
         ),
         twin=(twin("if not record.tokens: record.cached_tokens", "if True:\n        record.cached_tokens"),),
-        tests=(f"{_LEDGER}test_only_the_first_token_carries_them",),
+        tests=(f"{_LEDGER}test_the_first_token_carries_them_and_the_end_again",),
     ),
     ledger(
         "salt-of-the-request",

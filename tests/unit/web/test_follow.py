@@ -57,7 +57,14 @@ def test_cached_tokens_come_with_the_first_token_and_stay() -> None:
     follower = Follower()
     assert follower.hear(event(0, 5, cached_tokens=16)) == Progress((5,), cached_tokens=16)
     assert follower.hear(event(1, 6)) == Progress((6,), cached_tokens=16)
-    end = event(2, 7, state="FINISHED", finish_reason="stop")
+    end = event(2, 7, state="FINISHED", finish_reason="stop", cached_tokens=16)
+    assert follower.hear(end) == Progress((7,), "stop", cached_tokens=16)
+
+
+def test_cached_tokens_are_those_that_the_end_tells_if_the_ledger_lost_the_first_token_meanwhile() -> None:
+    follower = Follower()
+    follower.hear(event(0, 5, cached_tokens=0))
+    end = event(1, 7, state="FINISHED", finish_reason="stop", cached_tokens=16)
     assert follower.hear(end) == Progress((7,), "stop", cached_tokens=16)
 
 

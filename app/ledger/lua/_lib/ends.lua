@@ -38,18 +38,19 @@ local function free_guard(r, state, window)
 end
 
 -- The only way into a terminal state. Everything that the request held ends in this step (rule 8). `o`: finish_reason,
--- error_code, error_detail, unused_lease (what a RESERVED lease becomes), index, tokens, logprobs and cached_tokens of
--- the last emission. Fence and owner stay on the record: a repeated emit is recognised by them.
+-- error_code, error_detail, unused_lease (what a RESERVED lease becomes), index, tokens and logprobs of the last
+-- emission. The event says of the record what web tells with the end: cached_tokens. Fence and owner stay on the record: a repeated emit is recognised by them.
 local function end_request(r, state, o)
   local rec, ttl = P .. 'rec:' .. r.uid, r.record_ttl
   set(r, 'state', state, 'finish_reason', o.finish_reason or '', 'error_code', o.error_code or '',
     'error_detail', o.error_detail or '', 't:finished', wall_ms())
   let_go(r, o.unused_lease)
   local watchers = redis.call('SMEMBERS', P .. 'watch:' .. r.uid)
+  local few = redis.call('HMGET', rec, 'dedup_window', 'key', 'logprobs', 'cached_tokens')
   tell(watchers, {
     uid = r.uid, index = o.index or length(r.uid), tokens = table.concat(o.tokens or {}, ','), state = state,
     finish_reason = o.finish_reason or '', error_code = o.error_code or '', error_detail = o.error_detail or '',
-    logprobs = o.logprobs, cached_tokens = o.cached_tokens,
+    logprobs = o.logprobs, cached_tokens = tonumber(few[4]),
   })
   for _, watcher in ipairs(watchers) do
     local web, connection = string.match(watcher, '^([^:]*):(.*)$')
@@ -57,7 +58,6 @@ local function end_request(r, state, o)
   end
   redis.call('DEL', P .. 'watch:' .. r.uid)
   redis.call('ZREM', P .. 'unwatched', r.uid)
-  local few = redis.call('HMGET', rec, 'dedup_window', 'key', 'logprobs')
   free_guard(r, state, tonumber(few[1]))
   -- The largest part of it, which only computing needs.
   redis.call('HDEL', rec, 'prompt', 'sampling', 'salt')
