@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.integration.baton import START_S, Baton
-from tests.integration.small import NUM_BLOCKS, STEP_TOKENS, Small
+from tests.integration.small import NUM_BLOCKS, Small
 from tests.integration.test_resume import LONG, MODEL
 
 pytestmark = [pytest.mark.model, pytest.mark.matrix, pytest.mark.short, pytest.mark.timeout(120)]
@@ -114,10 +114,9 @@ def test_while_its_prompt_is_computed_the_next_step_is_not_begun(cluster: Small,
 @pytest.mark.parametrize("stream", [True, False])
 def test_between_prefill_and_decode(cluster: Small, stream: bool) -> None:
     baton = cluster.baton
-    room = 16 * (NUM_BLOCKS - 4)
-    with asked(baton, PROMPT[:8], room - 8, stream=True) as first:
+    with asked(baton, PROMPT, 400, stream=True) as first:
         baton.wait_for(is_at(baton, first, "DECODING"), 30)
-        with asked(baton, PROMPT[: 2 * STEP_TOKENS], 100, stream=stream) as second:
+        with asked(baton, PROMPT, 100, stream=stream) as second:
             baton.wait_for(lambda: computed(baton, second), 30)
         expect_end(cluster, second, "between prefill and decode")
         assert is_at(baton, first, "DECODING")(), "the decode node was full for all that time"
