@@ -70,10 +70,20 @@ class Settings(BaseSettings):
         0, ge=0, description="Prompt + answer at most; 0: what the model and the pool can hold."
     )
     num_threads: int = Field(
-        1,
-        ge=1,
+        0,
+        ge=0,
         le=256,
-        description="Compute threads per worker. Two busy workers on two cores ruin each other with two each.",
+        description="Compute threads of a worker; 0: its share of the processors under `baton up`, else 1. More than"
+        " there are processors ruin each other.",
+    )
+    borrow_threads: bool = Field(
+        True,
+        description="Compute on processors, too, that the machine's other workers leave idle at the moment.",
+    )
+    cores: str = Field(
+        "",
+        pattern=r"^(\d+(-\d+)?(,\d+(-\d+)?)*)?$",
+        description="Pin a worker to these cores, e.g. `0-3,8`; empty: the system chooses.",
     )
 
     # KV blocks and batches
@@ -196,6 +206,15 @@ class Settings(BaseSettings):
         return value.expanduser().absolute()
 
     @property
+    def core_numbers(self) -> tuple[int, ...]:
+        """``cores``, one by one."""
+        numbers: set[int] = set()
+        for part in filter(None, self.cores.split(",")):
+            first, _, last = part.partition("-")
+            numbers.update(range(int(first), int(last or first) + 1))
+        return tuple(sorted(numbers))
+
+    @property
     def effective_broker_url(self) -> str:
         """The broker's address in the form that kombu understands."""
         url = self.broker_url or self.redis_url
@@ -235,7 +254,9 @@ _SAY = {
     "device": "say cpu or gpu:0",
     "kernels": "say auto, compiled or paddle",
     "weight_dtype": "say float16 or float32",
+    "cores": "say numbers and ranges of cores, e.g. 0-3,8",
     "prefix_cache": "say true or false",
+    "borrow_threads": "say true or false",
     "log_level": "say DEBUG, INFO, WARNING or ERROR",
 }
 """In place of a regular expression, or of pydantic's words."""

@@ -13,6 +13,7 @@ from app.model.resolve import resolve_model
 from app.settings import Settings
 from workers.engine import runtime
 from workers.engine.kernels.build import find_kernels
+from workers.engine.thread_board import ThreadBoard
 from workers.host import NodeHost
 from workers.machine import KVRole
 
@@ -25,7 +26,8 @@ def make_host(settings: Settings, role: KVRole, nodename: str, on_room: Callable
     Raises:
         StartupError: one line that says what is wrong: model, memory, device.
     """
-    runtime.configure(settings.num_threads)
+    num_threads = settings.num_threads or len(settings.core_numbers) or 1
+    runtime.configure(num_threads, settings.core_numbers)
     from workers.engine.engine import Engine  # imports Paddle, which must be configured first
 
     folder = resolve_model(settings.model, settings.home, lambda line: logger.info("%s", line))
@@ -49,12 +51,24 @@ def make_host(settings: Settings, role: KVRole, nodename: str, on_room: Callable
         max_num_batched_tokens=settings.max_num_batched_tokens,
         # Web bounds what a request may become; a worker that knew a smaller bound would cut answers short.
         max_model_len=folder.config.max_context_tokens,
-        num_threads=settings.num_threads,
+        num_threads=num_threads,
+        board=_thread_board(settings, num_threads),
     )
     logger.info("computing with %s, weights in %s", engine.operations.name, settings.weight_dtype)
     engine.warm_up(lambda line: logger.info("%s node=%s", line, nodename))
     host_class = _failing_host(settings, nodename) if settings.failpoints else NodeHost
     return host_class(settings, role, nodename, engine, incarnation, connect(settings), on_room)
+
+
+def _thread_board(settings: Settings, num_threads: int) -> ThreadBoard | None:
+    if settings.device != "cpu" or not settings.borrow_threads:
+        return None
+    file = settings.home / "threads"
+    try:
+        return ThreadBoard(file, num_threads)
+    except OSError as error:
+        logger.warning("no idle processors of other workers will be used: %s: %s", file, error.strerror or error)
+        return None
 
 
 def _failing_host(settings: Settings, nodename: str) -> type[NodeHost]:

@@ -23,6 +23,7 @@ from app.launcher.plan import (
     hurry_after_s,
     ledger_spec,
     prepare_spec,
+    share_processors,
     stop_budgets_s,
 )
 from app.launcher.prepare import ERROR, PROGRESS, RESULT
@@ -60,6 +61,7 @@ class Launch:
             self._embedded_port = UNIX if fits_unix_socket(self._data) else str(checks.free_port("127.0.0.1", 0, ""))
             url = embedded_server(self._data, self._embedded_port).url
             settings = settings.model_copy(update={"redis_url": url})
+        settings = share_processors(settings, nodes)
         self._settings = settings
         self._nodes = nodes
         self._start_timeout_s = start_timeout_s
@@ -140,6 +142,7 @@ class Launch:
             f"{self._nodes.prefill} prefill and {self._nodes.decode} decode on {settings.device}, each with"
             f" {settings.num_blocks} KV blocks of {settings.block_size_tokens} tokens"
             f" ({settings.num_blocks * settings.block_size_tokens:,} tokens)"
+            f" and {settings.num_threads} thread{'s' if settings.num_threads > 1 else ''}"
         )
         self._say(f"memory: {plan}")
         checks.check_memory(plan, checks.available_memory())

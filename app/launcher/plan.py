@@ -9,6 +9,7 @@ from enum import IntEnum
 from pathlib import Path
 
 from app.launcher.child import ChildSpec
+from app.processors import available_processors
 from app.settings import Settings
 
 SOURCE_ROOT = Path(__file__).resolve().parents[2]
@@ -58,6 +59,14 @@ def child_environment(inherited: Mapping[str, str], settings: Settings) -> dict[
         environment[f"BATON_{name.upper()}"] = str(getattr(settings, name))
     environment["PYTHONUNBUFFERED"] = "1"  # a log that ends before the crash explains nothing
     return environment
+
+
+def share_processors(settings: Settings, nodes: Nodes) -> Settings:
+    """Settings in which each node has its share of the processors, one thread at least, unless they say how many."""
+    if settings.num_threads:
+        return settings
+    share = len(settings.core_numbers) or max(1, available_processors() // max(1, nodes.kv))
+    return settings.model_copy(update={"num_threads": share})
 
 
 def prepare_spec(environment: Mapping[str, str]) -> ChildSpec:

@@ -30,6 +30,7 @@ from workers.engine.sequence import Sequence, StepOutput
 
 if TYPE_CHECKING:
     from app.model.folder import ModelFolder
+    from workers.engine.thread_board import ThreadBoard
 
 Floats = npt.NDArray[np.float32]
 
@@ -51,6 +52,7 @@ class Engine:
         incarnation: str,
         max_model_len: int,
         num_threads: int,
+        board: ThreadBoard | None = None,
         device: str = "cpu",
         kernels: Path | None = None,
         weight_dtype: WeightDtype = "float16",
@@ -60,6 +62,8 @@ class Engine:
         max_num_batched_tokens: int = 512,
     ) -> None:
         """Load the weights and make the KV pool. ``device`` is "cpu" or "gpu:N"; ``kernels``: ``find_kernels``.
+
+        ``board``: where it tells when it computes; compiled kernels then use the processors that others leave idle.
 
         Raises:
             StartupError: a value makes no sense, ``runtime.configure`` was not called, or memory is short.
@@ -74,7 +78,8 @@ class Engine:
         """Whether blocks lie on a device, so that ``export`` and ``import_`` have something to do."""
         self.block_size_tokens = block_size_tokens
         self.max_model_len = max_model_len
-        self.operations = make_ops(kernels, config.head_dim)
+        self._board = board
+        self.operations = make_ops(kernels, config.head_dim, num_threads, board)
         weights = load_weights(folder.tensors(), config, self.operations, weight_dtype)
         self.layout = kv_layout(
             model=f"{folder.name}@{folder.fingerprint}:{weight_dtype}",
@@ -209,6 +214,8 @@ class Engine:
             return []
         if on_start is not None:
             on_start([chunk.sequence.key for chunk in chunks])
+        if self._board is not None:
+            self._board.computing()
         return [output for part in self._compute(chunks) for output in self._advance(*part)]
 
     def export(self, blocks: Sequence_[int]) -> None:
@@ -240,6 +247,8 @@ class Engine:
         for sequence in list(self._sequences.values()):
             self._forget(sequence)
         self.pool.close()
+        if self._board is not None:
+            self._board.close()
 
     # How a step goes
 
@@ -323,6 +332,8 @@ class Engine:
     def _forget(self, sequence: Sequence) -> None:
         del self._sequences[sequence.key]
         self._scheduler.remove(sequence)
+        if self._board is not None and not self.has_work:
+            self._board.idle()
 
     def _rehearse(self, lengths: dict[str, int]) -> None:
         sampling = SamplingParams(temperature=0, seed=0, max_tokens=2)

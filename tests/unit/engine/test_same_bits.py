@@ -117,8 +117,7 @@ def test_on_processors_with_narrower_vectors(compute: Callable[..., Logits], alo
 
 @pytest.fixture
 def threads(kernels: Path) -> Iterator[Callable[[int], None]]:
-    from workers.engine.kernels.load import load_kernels
+    from workers.engine.kernels.load import set_threads
 
-    set_threads = load_kernels(kernels).omp_set_num_threads
-    yield set_threads
-    set_threads(1)
+    yield lambda number: set_threads(kernels, number)
+    set_threads(kernels, 1)

@@ -46,6 +46,7 @@ def test_every_setting_has_an_option_that_sets_it(name: str) -> None:
             "kernels": "paddle",
             "weight_dtype": "float32",
             "device": "gpu:1",
+            "cores": "0-1",
             "log_level": "DEBUG",
             "redis_url": "redis://other",
             "broker_url": "redis://other",

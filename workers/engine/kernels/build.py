@@ -33,9 +33,9 @@ COMPILERS = ("g++", "clang++", "c++")
 
 _LOCK_TIMEOUT_S = 600.0
 _COMPILE_TIMEOUT_S = 300.0
-_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fopenmp", "-w")
+_FLAGS = ("-std=c++17", "-O3", "-fPIC", "-pthread", "-w")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
-_UNITS: dict[str, tuple[str, ...]] = {"ops.cc": (), "level_portable.cc": ()}
+_UNITS: dict[str, tuple[str, ...]] = {"ops.cc": (), "team.cc": (), "level_portable.cc": ()}
 if platform.machine() == "x86_64":
     # Each processor level is compiled for itself and chosen when the program runs: the cache may be shared.
     _UNITS |= {
@@ -43,8 +43,6 @@ if platform.machine() == "x86_64":
         "level_avx512.cc": (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"),
     }
 _PADDLE_LIBRARIES = ("base/libpaddle.so", "libs/libphi.so", "libs/libphi_core.so", "libs/libcommon.so")
-_OPENMP = "libs/libiomp5.so"
-"""Paddle's own OpenMP: a second one in the process would bring threads of its own."""
 
 
 class KernelsUnavailable(Exception):
@@ -161,18 +159,9 @@ def _compile(work: Path, library: Path, paddle: _Paddle, compiler: str) -> None:
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         list(pool.map(lambda command: _run(command, _COMPILE_TIMEOUT_S), commands))
     libraries = [file for name in _PADDLE_LIBRARIES if (file := paddle.folder / name).exists()]
-    openmp = paddle.folder / _OPENMP
-    # Undefined symbols would be looked up in whatever else the process has loaded: another OpenMP library, say.
-    link = [
-        compiler,
-        "-shared",
-        "-Wl,--no-undefined",
-        *objects,
-        "-o",
-        str(library),
-        *([] if openmp.exists() else ["-fopenmp"]),
-    ]
-    for file in (*libraries, *([openmp] if openmp.exists() else [])):
+    # Undefined symbols would be looked up in whatever else the process has loaded.
+    link = [compiler, "-shared", "-pthread", "-Wl,--no-undefined", *objects, "-o", str(library)]
+    for file in libraries:
         link += [f"-L{file.parent}", f"-l:{file.name}"]
     _run(link, _COMPILE_TIMEOUT_S)
 

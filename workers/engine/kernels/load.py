@@ -5,8 +5,12 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from app.errors import StartupError
+
+if TYPE_CHECKING:
+    from workers.engine.thread_board import ThreadBoard
 
 
 @cache
@@ -26,6 +30,24 @@ def load_kernels(library: Path) -> ctypes.CDLL:
     loaded.baton_level.restype = ctypes.c_char_p
     loaded.baton_set_level.restype = ctypes.c_bool
     return loaded
+
+
+def set_threads(library: Path, own: int, board: ThreadBoard | None = None) -> None:
+    """Compute on ``own`` threads, that of the caller included, and with ``board`` on what others leave idle, too.
+
+    For the whole process, from the next operation on.
+    """
+    loaded = load_kernels(library)
+    if board is None:
+        loaded.baton_set_threads(own, 0, own, None, 0, 0)
+    else:
+        borrowed = max(0, board.processors - own)
+        loaded.baton_set_threads(own, borrowed, board.processors, board.members, len(board.members), board.slot)
+
+
+def threads_now(library: Path) -> int:
+    """On how many threads the next operation may compute: the own ones, and what others leave idle."""
+    return int(load_kernels(library).baton_threads_now())
 
 
 def level(library: Path) -> str:

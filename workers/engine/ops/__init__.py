@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from workers.engine.batch import Batch
     from workers.engine.kv_cache import KVCache
     from workers.engine.ops.weights import Layer
+    from workers.engine.thread_board import ThreadBoard
 
 Weights = npt.NDArray[np.float16] | npt.NDArray[np.float32]
 """Of a matrix, as they are stored."""
@@ -87,12 +88,15 @@ class Ops(Protocol):
         """RoPE, KV write and paged attention. [T, (heads + 2 * kv_heads) * head_dim] -> [T, heads * head_dim]."""
 
 
-def make_ops(kernels: Path | None, head_dim: int) -> Ops:
-    """The compiled operations of a library that ``kernels.build`` made, or those in pure Paddle."""
+def make_ops(kernels: Path | None, head_dim: int, num_threads: int, board: ThreadBoard | None = None) -> Ops:
+    """The compiled operations of a library that ``kernels.build`` made, or those in pure Paddle.
+
+    The latter compute on as many threads as ``runtime.configure`` was told, whatever ``board`` says.
+    """
     if kernels is not None and head_dim % 8 == 0:
         from workers.engine.ops.compiled_ops import CompiledOps
 
-        return CompiledOps(kernels)
+        return CompiledOps(kernels, num_threads, board)
     from workers.engine.ops.paddle_ops import PaddleOps
 
     return PaddleOps()

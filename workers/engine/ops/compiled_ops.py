@@ -12,11 +12,12 @@ from paddle import _C_ops
 
 from app.model.config import ModelConfig
 from workers.engine.batch import Batch
-from workers.engine.kernels.load import level, load_kernels
+from workers.engine.kernels.load import level, load_kernels, set_threads
 from workers.engine.kv_cache import KVCache
 from workers.engine.ops.arena import Arena
 from workers.engine.ops.by_ops import layer_by_ops
 from workers.engine.ops.weights import Layer
+from workers.engine.thread_board import ThreadBoard
 
 Weights = npt.NDArray[np.float16] | npt.NDArray[np.float32]
 Floats = npt.NDArray[np.float32]
@@ -51,8 +52,9 @@ class StepInputs:
 class CompiledOps:
     """Each method calls one operator of the library; ``layer`` is made of what the others call, in C++."""
 
-    def __init__(self, library: Path) -> None:
+    def __init__(self, library: Path, num_threads: int = 1, board: ThreadBoard | None = None) -> None:
         load_kernels(library)
+        set_threads(library, num_threads, board)
         self.name = f"compiled kernels ({level(library)})"
         self._arena = Arena()
         self._call = _C_ops._run_custom_op

@@ -4,8 +4,6 @@
 // Keys are taken in tiles of kTile positions that begin at multiples of kTile in the sequence, whatever the size of
 // a block and wherever a chunk begins: the online softmax of a token then sees the same tiles in every step.
 #pragma once
-#include <omp.h>
-
 #include "tile.h"
 
 namespace {
@@ -17,6 +15,9 @@ constexpr int kTile = 2 * kPanel;
 
 // How many positions ahead of the one being copied are fetched from memory.
 constexpr int kAhead = 8;
+
+// So many tokens are rotated and stored by one thread.
+constexpr int kFewTokens = 16;
 
 // Rows (tokens x heads of a group) that share the tiles which one thread has prepared.
 constexpr int kQueryRows = 96;
@@ -216,25 +217,22 @@ void attention_of(const Attention& op) {
   int64_t items = 0;
   for (int s = 0; s < op.num_spans; ++s)
     items += static_cast<int64_t>(blocks_of(op.spans[s].count, tokens_per_item(op))) * op.kv_heads;
-  int64_t left = items;
-#pragma omp parallel
-  {
+  // Few tokens are not worth a second thread here.
+  const auto take_some = [&](int64_t from, int64_t to) {
+    float* row = baton::scratch(static_cast<size_t>(op.dim));
+    for (int64_t token = from; token < to; ++token) take_in<T>(op, static_cast<int>(token), row);
+  };
+  if (op.tokens > kFewTokens)
+    in_parts(op.tokens, take_some);
+  else
+    take_some(0, op.tokens);
+  // All keys are in the cache now. The last items of a prompt are the longest: they come first.
+  in_parts(items, [&](int64_t from, int64_t to) {
     const Room room(op, baton::scratch(Room::size(op)));
-    for (ptrdiff_t i = 0; i < kTile * static_cast<ptrdiff_t>(room.padded); ++i) room.values[i] = 0;
-    const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
-    for (int64_t token = op.tokens * thread / threads; token < op.tokens * (thread + 1) / threads; ++token)
-      take_in<T>(op, static_cast<int>(token), room.queries);
-#pragma omp barrier
-    // All keys are in the cache now. The last items of a prompt are the longest: they come first. Not OpenMP's own
-    // dynamic loop: Paddle's OpenMP library lacks its entry points.
-    for (;;) {
-      int64_t number;
-#pragma omp atomic capture
-      number = --left;
-      if (number < 0) break;
-      attend<T>(op, item_of(op, number), room);
-    }
-  }
+    if (room.padded != op.dim)
+      for (ptrdiff_t i = 0; i < kTile * static_cast<ptrdiff_t>(room.padded); ++i) room.values[i] = 0;
+    for (int64_t number = from; number < to; ++number) attend<T>(op, item_of(op, items - 1 - number), room);
+  });
 }
 
 void attention(const Attention& op) {

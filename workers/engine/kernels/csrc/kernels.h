@@ -8,6 +8,8 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "team.h"
+
 namespace baton {
 
 // Output features per panel of weights.

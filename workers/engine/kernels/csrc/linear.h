@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Products with weights, and the rows of an embedding.
 #pragma once
-#include <omp.h>
-
 #include "tile.h"
 
 namespace {
@@ -15,6 +13,8 @@ using baton::Linear;
 constexpr int kBlockRows = 192;
 // Inputs per such piece: 128 x 32 floats are 16 KiB.
 constexpr int kBlockIn = 128;
+// So many rows of an embedding are not worth a second thread.
+constexpr int kFewRows = 8;
 
 inline const float* widened(const float* from, int, float*) { return from; }
 
@@ -71,20 +71,17 @@ template <class T>
 void linear_of(const Linear& op) {
   const T* weight = static_cast<const T*>(op.weight);
   const int64_t items = static_cast<int64_t>(blocks_of(op.rows, kBlockRows)) * op.panels;
-#pragma omp parallel
-  {
-    // Neighbouring panels to the same thread: weights are then one stream of memory for each.
-    const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
+  in_parts(items, [&](int64_t from, int64_t to) {
     alignas(64) float wide[kBlockIn * kPanel];
     alignas(64) float sums[kBlockRows * kPanel];
-    for (int64_t item = items * thread / threads; item < items * (thread + 1) / threads; ++item) {
+    for (int64_t item = from; item < to; ++item) {
       const int first = static_cast<int>(item / op.panels) * kBlockRows, panel = static_cast<int>(item % op.panels);
       const int rows = smaller(kBlockRows, op.rows - first);
       const ptrdiff_t skip = static_cast<ptrdiff_t>(panel) * op.in * kPanel;
       multiply(op, op.x + static_cast<ptrdiff_t>(first) * op.in, rows, weight + skip, wide, sums);
       finish(op, sums, rows, panel, op.out + static_cast<ptrdiff_t>(first) * op.out_features);
     }
-  }
+  });
 }
 
 void linear(const Linear& op) {
@@ -97,13 +94,18 @@ void linear(const Linear& op) {
 template <class T>
 void embed_of(const Embed& op) {
   const T* weight = static_cast<const T*>(op.weight);
-#pragma omp parallel for if (op.rows > 8)
-  for (int r = 0; r < op.rows; ++r) {
-    const int64_t id = op.ids[r];
-    const T* column = weight + id / kPanel * op.size * kPanel + id % kPanel;
-    float* out = op.out + static_cast<ptrdiff_t>(r) * op.size;
-    for (int i = 0; i < op.size; ++i) out[i] = to_float(column[static_cast<ptrdiff_t>(i) * kPanel]);
-  }
+  const auto some = [&](int64_t from, int64_t to) {
+    for (int64_t r = from; r < to; ++r) {
+      const int64_t id = op.ids[r];
+      const T* column = weight + id / kPanel * op.size * kPanel + id % kPanel;
+      float* out = op.out + r * op.size;
+      for (int i = 0; i < op.size; ++i) out[i] = to_float(column[static_cast<ptrdiff_t>(i) * kPanel]);
+    }
+  };
+  if (op.rows > kFewRows)
+    in_parts(op.rows, some);
+  else
+    some(0, op.rows);
 }
 
 void embed(const Embed& op) {

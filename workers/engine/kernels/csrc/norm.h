@@ -38,12 +38,17 @@ void rms_norm_row(const RmsNorm& op, const float* x, const float* residual, floa
 }
 
 void rms_norm(const RmsNorm& op) {
-#pragma omp parallel for if (static_cast<int64_t>(op.rows) * op.size > kParallelFloats)
-  for (int r = 0; r < op.rows; ++r) {
-    const ptrdiff_t skip = static_cast<ptrdiff_t>(r) * op.size;
-    rms_norm_row(op, op.x + skip, op.residual != nullptr ? op.residual + skip : nullptr,
-                 op.sum != nullptr ? op.sum + skip : nullptr, op.out + skip);
-  }
+  const auto some = [&](int64_t from, int64_t to) {
+    for (int64_t r = from; r < to; ++r) {
+      const ptrdiff_t skip = r * op.size;
+      rms_norm_row(op, op.x + skip, op.residual != nullptr ? op.residual + skip : nullptr,
+                   op.sum != nullptr ? op.sum + skip : nullptr, op.out + skip);
+    }
+  };
+  if (static_cast<int64_t>(op.rows) * op.size > kParallelFloats)
+    in_parts(op.rows, some);
+  else
+    some(0, op.rows);
 }
 
 }  // namespace

@@ -1,7 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // The kernels as Paddle operators on CPU tensors. They check what they are given, choose the processor level, and call.
-#include <omp.h>
-
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -189,6 +187,15 @@ PD_BUILD_OP(baton_layer)
     .Outputs({"Out", "Sum"})
     .Attrs({"heads: int64_t", "kv_heads: int64_t", "block_size: int64_t", "block_rows: int64_t", "epsilon: float"})
     .SetKernelFn(PD_KERNEL(baton::layer));
+
+// See set_threads in team.h.
+extern "C" void baton_set_threads(int own, int borrowed, int processors, const baton::Member* members, int count,
+                                  int self) {
+  baton::set_threads(own, borrowed, processors, members, count, self);
+}
+
+// See threads_now in team.h.
+extern "C" int baton_threads_now() { return baton::threads_now(); }
 
 // The processor level in use: "portable", "avx2" or "avx512".
 extern "C" const char* baton_level() { return baton::chosen->name; }

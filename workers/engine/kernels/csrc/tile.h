@@ -73,14 +73,14 @@ void tile_of(const float* a, ptrdiff_t lda, const T* b, ptrdiff_t ldb, int k, fl
   for (int i = 0; i < k; ++i, b += ldb) {
     // Halves come from memory, and the processor's own prefetching ends at each page.
     if constexpr (sizeof(T) == 2) __builtin_prefetch(reinterpret_cast<const char*>(b) + kAheadBytes);
-    Vec weights[kVecs];
-#pragma GCC unroll 8
-    for (int j = 0; j < kVecs; ++j) weights[j] = load(b + j * kWidth);
+    Vec x[R];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) {
-      const Vec x = set1(a[r * lda + i]);
+    for (int r = 0; r < R; ++r) x[r] = set1(a[r * lda + i]);
 #pragma GCC unroll 8
-      for (int j = 0; j < kVecs; ++j) sums[r][j] = fma(x, weights[j], sums[r][j]);
+    for (int j = 0; j < kVecs; ++j) {
+      const Vec weights = load(b + j * kWidth);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) sums[r][j] = fma(x[r], weights, sums[r][j]);
     }
   }
 #pragma GCC unroll 16
@@ -109,6 +109,12 @@ void tile(int rows, const float* a, ptrdiff_t lda, const T* b, ptrdiff_t ldb, in
     c += some * ldc;
     rows -= some;
   }
+}
+
+// Calls ``body(from, to)`` for parts of 0 .. items - 1 that together are all of it; see ``share``.
+template <class F>
+inline void in_parts(int64_t items, const F& body) {
+  baton::share(items, [](const void* of, int64_t from, int64_t to) { (*static_cast<const F*>(of))(from, to); }, &body);
 }
 
 inline int smaller(int a, int b) { return a < b ? a : b; }
