@@ -40,9 +40,10 @@ def prefill_s(engine: Engine, num_tokens: int) -> float:
     return time.perf_counter() - started
 
 
-def decode_tokens_per_s(engine: Engine, batch: int, steps: int, temperature: float = 0) -> float:
+def decode_tokens_per_s(
+    engine: Engine, batch: int, steps: int, temperature: float = 0, context: int = DECODE_CONTEXT_TOKENS
+) -> float:
     """Tokens per second of ``batch`` sequences that decode together, over ``steps`` steps."""
-    context = DECODE_CONTEXT_TOKENS
     each = engine.blocks_needed(context + steps)
     for number in range(batch):
         prompt = [(number * 31 + position) % 40_000 + 100 for position in range(context)]
@@ -54,12 +55,9 @@ def decode_tokens_per_s(engine: Engine, batch: int, steps: int, temperature: flo
     return batch * steps / (time.perf_counter() - started)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=32, help="decode steps per measurement")
-    options = parser.parse_args()
-    runtime.configure(options.threads)
+def make_engine(threads: int, room_tokens: int = 4096) -> Engine:
+    """The engine that the settings ask for, warm, with a pool for 64 sequences of ``room_tokens`` in all at least."""
+    runtime.configure(threads)
     from workers.engine.engine import Engine
 
     settings = get_settings()
@@ -68,14 +66,23 @@ def main() -> None:
         folder,
         incarnation="bench",
         max_model_len=min(4096, folder.config.max_context_tokens),
-        num_threads=options.threads,
+        num_threads=threads,
         kernels=find_kernels(settings.kernels, "cpu", settings.home, print, print),
         weight_dtype="float32" if settings.weight_dtype == "float32" else "float16",
-        num_blocks=max(DECODE_BATCHES) * (DECODE_CONTEXT_TOKENS + options.steps) // 16 + 32,
+        num_blocks=room_tokens // 16 + 64,
         max_num_seqs=max(DECODE_BATCHES),
     )
     engine.warm_up(print)
-    print(f"{folder.name}, {options.threads} thread(s), {engine.operations.name}, {settings.weight_dtype}")
+    return engine
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=32, help="decode steps per measurement")
+    options = parser.parse_args()
+    engine = make_engine(options.threads, max(DECODE_BATCHES) * (DECODE_CONTEXT_TOKENS + options.steps))
+    print(f"{engine.folder.name}, {options.threads} thread(s), {engine.operations.name}")
     for num_tokens in PREFILL_TOKENS:
         best = min(prefill_s(engine, num_tokens) for _ in range(2))
         print(f"prefill {num_tokens:5d} tokens  {best * 1000:8.0f} ms  {num_tokens / best:7.0f} tok/s")
