@@ -1,4 +1,4 @@
-"""The real ledger: one EVALSHA per command on a Redis or Valkey server."""
+"""The real ledger: an EVALSHA per command on a Redis or Valkey server, one for all emissions that stand together."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ from app.ledger.connection import (
 )
 from app.ledger.ids import CALL_TTL_MS, check_ids
 from app.ledger.scripts import load_scripts
-from app.ledger.wire import decode, decode_event, encode
+from app.ledger.wire import decode, decode_emits, decode_event, encode, encode_emits
 from app.protocol.commands import (
     EXEMPT_FROM_NOT_AFTER,
     Answer,
     Cluster,
     Command,
+    Emit,
+    EmitAnswer,
     Event,
     Holdings,
     NodeAnswer,
@@ -47,6 +49,8 @@ logger = logging.getLogger(__name__)
 _READS = (Snapshot, Holdings, Cluster)
 _NO_ENTRY = (exceptions.AuthenticationError, exceptions.NoPermissionError)
 _EVENTS_PER_READ = 1000
+_EMITS_PER_CALL = 64
+"""A step's tokens go in one call: what a call costs by itself is more than what a token does. Others wait for 2 ms."""
 _MOST_COMPLAINTS = 100
 
 
@@ -144,11 +148,16 @@ class RedisLedger:
             with self._server.connection() as connection:
                 if any(type(command) not in EXEMPT_FROM_NOT_AFTER for command in commands):
                     not_after_ms = self._server.time_ms(connection) + self._call_ttl_ms
-                replies = self._exchange(connection, [self._call(command, not_after_ms) for command in commands])
+                calls = _in_calls(commands)
+                replies = self._exchange(connection, [self._call(call, not_after_ms) for call in calls])
         except LedgerError as error:  # nothing was sent
             self._complain(error)
             return [error] * len(commands)
-        return [self._result(command, reply, not_after_ms) for command, reply in zip(commands, replies, strict=True)]
+        return [
+            result
+            for call, reply in zip(calls, replies, strict=True)
+            for result in self._results(call, reply, not_after_ms)
+        ]
 
     def _exchange(self, connection: AbstractConnection, calls: list[Arguments]) -> list[Reply]:
         replies = exchange(connection, calls)
@@ -160,10 +169,30 @@ class RedisLedger:
                 replies[i] = reply
         return replies
 
-    def _call(self, command: Command, not_after_ms: int) -> Arguments:
-        exempt = type(command) in EXEMPT_FROM_NOT_AFTER
-        sha = load_scripts(self._versions)[command.name].sha
-        return ("EVALSHA", sha, 1, self._prefix, encode(command), "" if exempt else not_after_ms)
+    def _call(self, commands: list[Command], not_after_ms: int) -> Arguments:
+        first = commands[0]
+        emits = [command for command in commands if isinstance(command, Emit)]
+        text = encode_emits(emits) if emits else encode(first)
+        exempt = type(first) in EXEMPT_FROM_NOT_AFTER
+        sha = load_scripts(self._versions)[first.name].sha
+        return ("EVALSHA", sha, 1, self._prefix, text, "" if exempt else not_after_ms)
+
+    def _results(self, commands: list[Command], reply: Reply, not_after_ms: int) -> list[Answer | LedgerError]:
+        """What became of the commands of one call."""
+        if not isinstance(commands[0], Emit) or isinstance(reply, Exception):
+            return [self._result(command, reply, not_after_ms) for command in commands]
+        try:
+            answers = decode_emits(reply)
+            if len(answers) != len(commands):
+                raise ValueError(f"{len(answers)} answers to {len(commands)} emissions")
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            return [self._not_understood(commands[0], problem)] * len(commands)
+        return [
+            self._seen(answer)
+            if isinstance(answer, EmitAnswer)
+            else self._result(command, exceptions.ResponseError(answer), not_after_ms)
+            for command, answer in zip(commands, answers, strict=True)
+        ]
 
     def _result(self, command: Command, reply: Reply, not_after_ms: int) -> Answer | LedgerError:
         """What became of one command; that of its neighbours is theirs."""
@@ -174,9 +203,15 @@ class RedisLedger:
         try:
             answer = decode(command, reply)
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
-            foreign = LedgerForeign(f"ledger: the answer to {command.name} is not understood: {problem!r}")
-            self._complain(foreign)
-            return foreign
+            return self._not_understood(command, problem)
+        return self._seen(answer)
+
+    def _not_understood(self, command: Command, problem: Exception) -> LedgerForeign:
+        error = LedgerForeign(f"ledger: the answer to {command.name} is not understood: {problem!r}")
+        self._complain(error)
+        return error
+
+    def _seen(self, answer: Answer) -> Answer:
         self._server.saw(answer.time_ms)
         if isinstance(answer, NodeAnswer):
             return replace(answer, run_id=self._server.run_id)
@@ -208,6 +243,18 @@ class RedisLedger:
         if message not in self._complaints and len(self._complaints) < _MOST_COMPLAINTS:
             self._complaints.add(message)
             logger.error("%s", message)
+
+
+def _in_calls(commands: list[Command]) -> list[list[Command]]:
+    """The commands in their order; emissions that follow each other share a call."""
+    calls: list[list[Command]] = []
+    for command in commands:
+        last = calls[-1] if calls else []
+        if isinstance(command, Emit) and last and isinstance(last[0], Emit) and len(last) < _EMITS_PER_CALL:
+            last.append(command)
+        else:
+            calls.append([command])
+    return calls
 
 
 def check_server(settings: Settings) -> None:

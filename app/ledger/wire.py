@@ -7,7 +7,7 @@ and gauges are JSON strings inside the JSON; every other list is read with ``or 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, cast
 
@@ -93,10 +93,20 @@ def _watcher(command: Attach | Detach) -> dict[str, Any]:
     return {"uid": command.uid, "web": command.watcher.web, "connection": command.watcher.connection}
 
 
-def _emit(command: Emit) -> dict[str, Any]:
-    fields = asdict(command) | {"finish_reason": command.finish_reason or ""}
-    if not command.logprobs:
-        del fields["logprobs"]
+def _emission(command: Emit) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "uid": command.uid,
+        "attempt": command.attempt,
+        "fence": command.fence,
+        "incarnation": command.incarnation,
+        "index": command.index,
+        "tokens": command.tokens,
+        "finish_reason": command.finish_reason or "",
+        "blocks": command.blocks,
+        "cached_tokens": command.cached_tokens,
+    }
+    if command.logprobs:
+        fields["logprobs"] = command.logprobs
     return fields
 
 
@@ -125,7 +135,6 @@ _ENCODERS: Mapping[type, Callable[[Any], dict[str, Any]]] = {
     Admit: _admit,
     Attach: _watcher,
     Detach: _watcher,
-    Emit: _emit,
     Register: _register,
     Heartbeat: _heartbeat,
 }
@@ -135,6 +144,11 @@ def encode(command: Command) -> str:
     """The command as the JSON that its script reads."""
     encoder = _ENCODERS.get(type(command), asdict)
     return json.dumps(encoder(command), separators=(",", ":"))
+
+
+def encode_emits(commands: Sequence[Emit]) -> str:
+    """Any number of emissions as the JSON that their script reads; it takes them one after another."""
+    return json.dumps({"emissions": [_emission(command) for command in commands]}, separators=(",", ":"))
 
 
 def _ids(text: str) -> tuple[int, ...]:
@@ -208,8 +222,8 @@ def _activate_answer(raw: Raw) -> ActivateAnswer:
     return ActivateAnswer(ActivateStatus(raw["status"]), raw["time_ms"], _work(raw.get("work")))
 
 
-def _emit_answer(raw: Raw) -> EmitAnswer:
-    return EmitAnswer(EmitStatus(raw["status"]), raw["time_ms"], raw["length"])
+def _emit_answer(raw: Raw, time_ms: int) -> EmitAnswer:
+    return EmitAnswer(EmitStatus(raw["status"]), time_ms, raw["length"])
 
 
 def _node_answer(raw: Raw) -> NodeAnswer:
@@ -275,7 +289,6 @@ _DECODERS: Mapping[type, Callable[[Raw], Answer]] = {
     FailAttempt: _fail_answer,
     ReserveNext: _reserve_answer,
     Activate: _activate_answer,
-    Emit: _emit_answer,
     Register: _node_answer,
     Heartbeat: _node_answer,
     Drain: _node_answer,
@@ -290,6 +303,12 @@ _DECODERS: Mapping[type, Callable[[Raw], Answer]] = {
 def decode(command: Command, text: bytes | str) -> Answer:
     """The script's JSON answer to ``command``."""
     return _DECODERS[type(command)](json.loads(text))
+
+
+def decode_emits(text: bytes | str) -> list[EmitAnswer | str]:
+    """What became of each emission: an answer, or what the server said against it."""
+    raw = json.loads(text)
+    return [_emit_answer(each, raw["time_ms"]) if "error" not in each else each["error"] for each in raw["answers"]]
 
 
 def decode_event(text: bytes | str) -> Event:

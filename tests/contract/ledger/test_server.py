@@ -294,6 +294,22 @@ def test_a_command_that_fails_leaves_its_neighbours_their_answers(real: Any, cap
     assert caplog.text.count("from_the_future") == caplog.text.count("another program") == 1
 
 
+def test_an_emission_that_fails_leaves_those_of_the_same_step_their_answers(real: Any) -> None:
+    real.cluster()
+    uids = [f"u{number}" for number in range(70)]
+    for number, uid in enumerate(uids):
+        real.decoding(uid, f"f{number}", f"l{number}")
+    real.raw.delete(f"{real.prefix}tok:u3")
+    real.raw.set(f"{real.prefix}tok:u3", "no list")  # the script trips over it
+    emits = [Emit(uid, 1, f"f{number}", "d", 1, (8,)) for number, uid in enumerate(uids)]
+    answers = real.ledger.execute_many([*emits[:5], Snapshot("u0"), *emits[5:], emits[1]])
+    assert answers.pop(5).output_ids == (7, 8)
+    assert isinstance(answers.pop(3), LedgerForeign)
+    assert [answer.status for answer in answers] == [EmitStatus.OK] * 69 + [EmitStatus.SAME]
+    assert [answer.length for answer in answers] == [2] * 70
+    assert real.ledger.execute(Snapshot("u69")).output_ids == (7, 8)
+
+
 def test_a_connection_that_breaks_in_the_middle_costs_only_what_was_not_answered(
     real: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
