@@ -7,10 +7,27 @@ import json
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
 
 TIMEOUT_S = 300.0
+WORDS = (
+    "river",
+    "stone",
+    "window",
+    "garden",
+    "music",
+    "winter",
+    "silver",
+    "doctor",
+    "orange",
+    "planet",
+    "kitchen",
+    "letter",
+)
+"""Each is one token of most vocabularies."""
 
 
 @dataclass
@@ -34,21 +51,30 @@ def draw_prompt(tokens: int, source: random.Random) -> list[int]:
     return [source.randrange(100, 40_000) for _ in range(tokens)]
 
 
-def ask(port: int, model: str, prompt: Sequence[int], max_tokens: int) -> Answer:
+def draw_words(count: int, source: random.Random) -> str:
+    return " ".join(source.choice(WORDS) for _ in range(count))
+
+
+def ask(port: int, model: str, prompt: Sequence[int] | str, max_tokens: int) -> Answer:
     """Stream one answer of exactly ``max_tokens`` tokens.
+
+    A prompt of token ids is for Baton alone and has every token counted. With text, for any server, each event counts
+    as a token, and how many come is not checked.
 
     Raises:
         RuntimeError: it was refused, or ended with an error.
     """
+    exact = not isinstance(prompt, str)
     body = {
         "model": model,
-        "prompt": list(prompt),
+        "prompt": list(prompt) if exact else prompt,
         "max_tokens": max_tokens,
         "temperature": 0,
         "stream": True,
         "ignore_eos": True,
-        "return_token_ids": True,
     }
+    if exact:
+        body["return_token_ids"] = True
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
     try:
         answer = Answer(time.perf_counter())
@@ -57,37 +83,90 @@ def ask(port: int, model: str, prompt: Sequence[int], max_tokens: int) -> Answer
         if response.status != http.client.OK:
             raise RuntimeError(f"{response.status}: {response.read()[:300]!r}")
         for line in response:
-            if b'"token_ids":[' in line and b'"token_ids":[]' not in line:
-                now = time.perf_counter()
-                answer.token_at += [now] * len(json.loads(line[6:])["choices"][0]["token_ids"])
-            elif line.startswith(b'data: {"error"'):
-                raise RuntimeError(line.decode())
+            if line.startswith(b"data: {"):
+                answer.token_at += [time.perf_counter()] * _tokens_in(json.loads(line[6:]), exact)
     finally:
         connection.close()
-    if len(answer.token_at) != max_tokens:
+    if exact and len(answer.token_at) != max_tokens:
         raise RuntimeError(f"{len(answer.token_at)} tokens came, {max_tokens} were asked for")
     return answer
 
 
-def ask_at_once(port: int, model: str, prompts: Sequence[Sequence[int]], max_tokens: int) -> list[Answer]:
-    """One client for each prompt. Raises what the first that failed did."""
-    answers: list[Answer] = []
-    errors: list[Exception] = []
+def _tokens_in(event: dict[str, Any], exact: bool) -> int:
+    if "error" in event:
+        raise RuntimeError(str(event["error"]))
+    if not event.get("choices"):
+        return 0
+    choice = event["choices"][0]
+    if exact:
+        return len(choice.get("token_ids") or ())
+    return int(bool(choice.get("text")) or choice.get("finish_reason") is None)
 
-    def run(prompt: Sequence[int]) -> None:
+
+class Failures:
+    """What threads raised; raised again by ``check``."""
+
+    def __init__(self) -> None:
+        self._errors: list[Exception] = []
+
+    def guard(self, run: Callable[[], object]) -> None:
         try:
-            answers.append(ask(port, model, prompt, max_tokens))
-        except Exception as error:  # noqa: BLE001 - raised below
-            errors.append(error)
+            run()
+        except Exception as error:  # noqa: BLE001 - raised by check
+            self._errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(prompt,)) for prompt in prompts]
+    def check(self) -> None:
+        for error in self._errors:
+            raise error
+
+
+def ask_at_once(
+    port: int, model: str, prompts: Sequence[Sequence[Sequence[int] | str]], max_tokens: int
+) -> list[Answer]:
+    """One client for each list of prompts, which it sends one after another. Raises what the first that failed did."""
+    answers: list[Answer] = []
+    failures = Failures()
+
+    def run(prompts: Sequence[Sequence[int] | str]) -> None:
+        for prompt in prompts:
+            answers.append(ask(port, model, prompt, max_tokens))
+
+    threads = [threading.Thread(target=failures.guard, args=(partial(run, each),)) for each in prompts]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    for error in errors:
-        raise error
+    failures.check()
     return answers
+
+
+def ask_beside_long_prompts(
+    port: int, model: str, streams: Sequence[str], max_tokens: int, long_prompts: Iterator[str]
+) -> tuple[list[Answer], list[Answer]]:
+    """Answers to ``streams``, asked at once, and to the long prompts that one more client sends back to back as long as
+    they last, for one token each."""
+    over = threading.Event()
+    long_answers: list[Answer] = []
+    failures = Failures()
+
+    def run() -> None:
+        while not over.is_set():
+            long_answers.append(ask(port, model, next(long_prompts), 1))
+
+    beside = threading.Thread(target=failures.guard, args=(run,))
+    beside.start()
+    try:
+        answers = ask_at_once(port, model, [[stream] for stream in streams], max_tokens)
+    finally:
+        over.set()
+        beside.join()
+    failures.check()
+    return answers, long_answers
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """The value at ``part`` of them in order."""
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
 def steady(answers: Sequence[Answer]) -> tuple[float, float]:

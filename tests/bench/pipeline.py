@@ -81,13 +81,13 @@ def main() -> None:
         try:
             baton.wait_until_ready()
             model = folder.name
-            ask_at_once(baton.port, model, [draw_prompt(PROMPT_TOKENS, source)], 8)
+            ask_at_once(baton.port, model, [[draw_prompt(PROMPT_TOKENS, source)]], 8)
             for number in range(options.rounds):
                 print(f"round {number + 1} of {options.rounds}", file=sys.stderr, flush=True)
                 for row, clients in zip(rows, options.clients, strict=True):
                     row.add(BARE, bare.decode_tokens_per_s(clients, BARE_CONTEXT, BARE_STEPS))
                     before = spent_s(baton)
-                    prompts = [draw_prompt(PROMPT_TOKENS, source) for _ in range(clients)]
+                    prompts = [[draw_prompt(PROMPT_TOKENS, source)] for _ in range(clients)]
                     answers = ask_at_once(baton.port, model, prompts, ANSWER_TOKENS)
                     spent = outside_engines_s(before, spent_s(baton))
                     start, end = steady(answers)
