@@ -1,4 +1,4 @@
-# make install | serve | test | search | soak | mutants | chaos | chaos-matrix | chaos-short | lint | docs | tidy | clean
+# make install | serve | bench | test | search | soak | mutants | chaos | chaos-matrix | chaos-short | lint | docs | tidy | clean
 #
 # serve takes options of `baton up`:   make serve ARGS="--prefill 1 --decode 2"
 # test takes options of pytest:        make test ARGS="-k lease"
@@ -26,7 +26,7 @@ ifneq ($(shell cat $(VENV)/.where 2>/dev/null),$(CURDIR))
 endif
 endif
 
-.PHONY: help install install-test serve test search soak mutants chaos chaos-matrix chaos-short lint docs tidy clean
+.PHONY: help install install-test serve bench test search soak mutants chaos chaos-matrix chaos-short lint docs tidy clean
 
 help:
 	@sed -n '1,7p' Makefile | sed 's/^# \{0,1\}//'
@@ -89,6 +89,11 @@ chaos-matrix: $(TESTABLE)
 chaos-short: $(TESTABLE)
 	@echo "==> Some faults at some steps"
 	@$(PY) -m pytest tests/chaos tests/integration -m short $(ARGS)
+
+# Half an hour with all peers installed (see tests/bench/peers); without them their columns are left out, by name.
+BENCHES := against_peers pipeline overhead handoff single_loop servers memory ledger
+bench: $(TESTABLE)
+	@for each in $(or $(ARGS),$(BENCHES)); do echo "==> $$each"; $(PY) -m tests.bench.$$each || exit 1; done
 
 lint: $(TESTABLE)
 	@echo "==> ruff, mypy, import rules, generated documentation"

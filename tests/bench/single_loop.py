@@ -55,7 +55,7 @@ def in_one_loop(
                 long_prompts += 1
                 blocks = itertools.count(after_streams)
                 add(f"long-{long_prompts}", LONG_WORDS, 1)
-    for key in engine.keys():
+    for key in engine.keys():  # noqa: SIM118 - a method of the engine's own
         engine.stop(key)
     return list(answers.values()), long_prompts
 
