@@ -59,9 +59,11 @@ $(TESTABLE): $(INSTALLED)
 serve: $(INSTALLED)
 	@exec $(VENV)/bin/baton up $(ARGS)
 
+# Two pytests: one drives real processes, the other computes beside it in what that leaves over. ARGS goes to both; with
+# paths in ARGS it is one.
 test: $(TESTABLE) lint
 	@echo "==> Tests"
-	@$(PY) -m pytest --ignore=tests/bench -m "not matrix" $(ARGS)
+	@$(PY) -m tests.side_by_side -m "not matrix" $(ARGS)
 
 # The larger searches: about three minutes. Ends with an error if one finds a violation or does not come to its end.
 search: $(TESTABLE)

@@ -6,6 +6,7 @@ import signal
 import socket
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -183,13 +184,6 @@ def raw(web: Web, sent: bytes) -> bytes:
 HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
-def test_a_body_that_stops_in_the_middle_is_given_up_with_an_error(start_web: StartWeb) -> None:
-    web = start_web(lambda work: say("x"))
-    answer = raw(web, HEAD + b"Content-Length: 100\r\n\r\n{")
-    assert answer.startswith(b"HTTP/1.1 408 ")
-    assert b'"code":"body_timeout"' in answer.replace(b" ", b"")
-
-
 def test_a_body_in_broken_chunks_is_the_clients_fault(start_web: StartWeb) -> None:
     web = start_web(lambda work: say("x"))
     answer = raw(web, HEAD + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\nzz\r\n")
@@ -197,30 +191,43 @@ def test_a_body_in_broken_chunks_is_the_clients_fault(start_web: StartWeb) -> No
     assert "internal_error" not in web.log.read_text()
 
 
-@pytest.mark.parametrize("begun", [HEAD + b"Content-Length: 400\r\n\r\n{", HEAD[:40]], ids=["body", "head"])
-def test_a_request_that_never_comes_to_its_end_keeps_no_connection(start_web: StartWeb, begun: bytes) -> None:
-    """Though a byte of it comes now and then, so that no silence is too long."""
-    web = start_web(lambda work: say("x"))
+def drip(web: Web, begun: bytes) -> bytes:
+    """What comes back for a request of which a byte follows now and then, so that no silence is too long."""
     ended = threading.Event()
     with socket.create_connection(("127.0.0.1", httpx.URL(web.url).port or 0), timeout=30) as client:
         client.sendall(begun)
 
-        def drip() -> None:
+        def go_on() -> None:
             while not ended.wait(0.5):
                 try:
                     client.sendall(b"x")
                 except OSError:
                     return
 
-        dripping = threading.Thread(target=drip)
+        dripping = threading.Thread(target=go_on)
         dripping.start()
         try:
-            first = client.recv(65536)
+            return client.recv(65536)
         except ConnectionResetError:
-            first = b""
-        ended.set()
-        dripping.join()
-    assert first == b"" or first.startswith(b"HTTP/1.1 408 "), "a reset may overtake what it is told"
+            return b""
+        finally:
+            ended.set()
+            dripping.join()
+
+
+def test_requests_that_never_come_to_their_end_are_given_up_with_an_error_and_keep_no_connection(
+    start_web: StartWeb,
+) -> None:
+    """A body that stops in the middle; a body and a head that go on for ever."""
+    web = start_web(lambda work: say("x"))
+    with ThreadPoolExecutor(3) as pool:
+        stops = pool.submit(raw, web, HEAD + b"Content-Length: 100\r\n\r\n{")
+        dripping = [pool.submit(drip, web, begun) for begun in (HEAD + b"Content-Length: 400\r\n\r\n{", HEAD[:40])]
+    answer = stops.result()
+    assert answer.startswith(b"HTTP/1.1 408 ")
+    assert b'"code":"body_timeout"' in answer.replace(b" ", b"")
+    for first in (future.result() for future in dripping):
+        assert first == b"" or first.startswith(b"HTTP/1.1 408 "), "a reset may overtake what it is told"
     assert web.http.get("/health").status_code == 200
 
 

@@ -57,14 +57,12 @@ CELLS = tuple(Cell(fault, point, role) for fault in Fault for point, role in STE
 
 SHORT = frozenset(
     {
-        Cell(Fault.KILL, Point.AFTER_RESERVE, "decode"),
         Cell(Fault.KILL, Point.HALF_PREFILLED, "prefill"),
-        Cell(Fault.KILL, Point.DURING_PULL, "decode"),
         Cell(Fault.CRASH, Point.AFTER_ACTIVATE, "decode"),
-        Cell(Fault.FREEZE, Point.BEFORE_CLAIM, "prefill"),
         Cell(Fault.FREEZE, Point.MID_DECODE, "decode"),
         Cell(Fault.CUT, Point.AFTER_GRANT, "decode"),
         Cell(Fault.CUT, Point.AFTER_FIRST_TOKEN, "prefill"),
     }
 )
-"""Every fault, and every kind of step, in a few minutes. Decode nodes killed in mid-decode: see ``test_streams``."""
+"""Every fault, before and after the handoff, in a few minutes. In the middle of a pull, and decode nodes killed in
+mid-decode: see the tests of peers that die, and ``test_streams``."""
