@@ -15,7 +15,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -51,8 +50,16 @@ def suites() -> list[str]:
     return sorted(name for name in names if name not in split)
 
 
-def ignoring(names: list[str] | tuple[str, ...]) -> list[str]:
+def ignoring(*names: str) -> list[str]:
     return [f"--ignore={name}" for name in names]
+
+
+def driving_only() -> list[str]:
+    return ignoring(*NOT_TESTED, *COMPUTING)
+
+
+def computing_only() -> list[str]:
+    return ignoring(*(name for name in suites() if name not in COMPUTING))
 
 
 def wants_one(arguments: list[str]) -> bool:
@@ -64,24 +71,25 @@ class Both:
     """The two of them; a signal to this process ends both as Ctrl-C ends one."""
 
     def __init__(self, arguments: list[str], output: BinaryIO) -> None:
-        others = [name for name in suites() if name not in COMPUTING]
-        color = ["--color=yes"] if sys.stdout.isatty() else []
-        computing = [*ignoring(others), f"--timeout={TIMEOUT_S}", *color, *arguments]
-        self.driving = self._start(["--ignore=tests/bench", *ignoring(COMPUTING), *arguments])
-        self.computing = self._start(computing, output, NICE)
+        self._started: list[subprocess.Popen[bytes]] = []
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._interrupt)
+        color = ["--color=yes"] if sys.stdout.isatty() else []
+        computing = [*computing_only(), f"--timeout={TIMEOUT_S}", *color, *arguments]
+        self.driving = self._start([*driving_only(), *arguments])
+        self.computing = self._start(computing, output, NICE)
 
-    @staticmethod
-    def _start(arguments: list[str], output: BinaryIO | None = None, nice: int = 0) -> subprocess.Popen[bytes]:
+    def _start(self, arguments: list[str], output: BinaryIO | None = None, nice: int = 0) -> subprocess.Popen[bytes]:
         """In a process group of its own: Ctrl-C would reach it twice otherwise, and the second ends its cleaning up."""
         command = ["nice", "-n", str(nice), sys.executable, "-m", "pytest", *arguments]
-        return subprocess.Popen(
+        process = subprocess.Popen(
             command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=output, stderr=output, process_group=0
         )
+        self._started.append(process)
+        return process
 
     def _interrupt(self, _number: int, _frame: FrameType | None) -> None:
-        for process in (self.driving, self.computing):
+        for process in self._started:
             if process.poll() is None:
                 process.send_signal(signal.SIGINT)
 
@@ -91,11 +99,17 @@ def follow(process: subprocess.Popen[bytes], path: Path) -> None:
     with path.open("rb") as written:
         ended = False
         while not ended:
-            ended = process.poll() is not None
+            ended = has_ended(process, within_s=0.2)
             sys.stdout.buffer.write(written.read())
             sys.stdout.flush()
-            if not ended:
-                time.sleep(0.2)
+
+
+def has_ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def status(codes: list[int]) -> int:
@@ -106,7 +120,7 @@ def status(codes: list[int]) -> int:
 
 def main(arguments: list[str]) -> int:
     if wants_one(arguments):
-        os.execv(sys.executable, [sys.executable, "-m", "pytest", *ignoring(NOT_TESTED), *arguments])
+        os.execv(sys.executable, [sys.executable, "-m", "pytest", *ignoring(*NOT_TESTED), *arguments])
     with ExitStack() as stack:
         output = stack.enter_context(tempfile.NamedTemporaryFile(prefix="baton-tests-"))
         both = Both(arguments, output.file)
