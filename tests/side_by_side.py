@@ -89,9 +89,10 @@ class Both:
         return process
 
     def _interrupt(self, _number: int, _frame: FrameType | None) -> None:
+        """As a terminal does it: what they have started hears it too."""
         for process in self._started:
             if process.poll() is None:
-                process.send_signal(signal.SIGINT)
+                os.killpg(process.pid, signal.SIGINT)
 
 
 def follow(process: subprocess.Popen[bytes], path: Path) -> None:

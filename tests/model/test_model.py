@@ -23,14 +23,14 @@ from tests.model.parcels import Parcel
 from tests.sim.invariants import Violation
 
 NAMES = [machine.__name__ for machine in MACHINES]
-AT_ONCE = 2
 
 pytestmark = pytest.mark.timeout(900)  # a failure takes up to five minutes to shrink; a run without one, some seconds
 
 
 @pytest.fixture(scope="module")
 def explorations() -> Iterator[dict[str, Future[Counter[str]]]]:
-    with ThreadPoolExecutor(AT_ONCE) as pool:
+    """All at once: Ctrl-C, which their processes hear too, leaves none to begin."""
+    with ThreadPoolExecutor(len(NAMES)) as pool:
         yield {name: pool.submit(explore, name) for name in NAMES}
 
 
