@@ -93,7 +93,7 @@ def test_a_quick_stop_ends_an_open_answer_with_an_explicit_error(start_web: Star
         web.process.send_signal(number)
         *_, last = chunks("\n".join(lines).strip() + "\n\n")
     assert last["error"]["code"] == "service_unavailable"
-    assert web.process.wait(20) == 0, "long before its drain would be over"
+    assert web.process.wait(10) == 0, "long before its drain would be over"
 
 
 def registered(web: Web) -> list[NodeInfo]:

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -82,9 +82,15 @@ def wait_for_baseline(baton: Baton) -> None:
 
 @pytest.fixture(scope="module")
 def answers(client: OpenAI) -> Iterator[list[tuple[Future[list[int]], Future[list[int]]]]]:
-    """Each reference, not streamed and streamed: a few are asked at a time, so that both decode nodes have work."""
+    """Each reference, not streamed and streamed: the first two before all others, then a few at a time, so
+    that both decode nodes have work."""
     with ThreadPoolExecutor(4) as pool:
-        yield [(pool.submit(complete, client, case), pool.submit(stream, client, case)) for case in GREEDY]
+        asked = []
+        for number, case in enumerate(GREEDY):
+            asked.append((pool.submit(complete, client, case), pool.submit(stream, client, case)))
+            if number < 2:
+                wait([*asked[-1]])
+        yield asked
         pool.shutdown(cancel_futures=True)
 
 
