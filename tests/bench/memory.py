@@ -1,7 +1,7 @@
 """Memory of real workers over many requests: ``python -m tests.bench.memory [--requests N] [--num-blocks N]``.
 
 One `baton up` with a prefill and a decode worker. Prints what each process holds once it is ready, then after every 250
-short requests: eight clients, prompts of 4 to 200 tokens, answers of 1 to 16, every tenth given up after its first
+short requests: eight clients, prompts of 4 to 80 tokens, answers of 1 to 16, every tenth given up after its first
 token. All of them have ended when it looks.
 
 RSS is that of /proc/PID/smaps, in MiB, in four parts:
@@ -36,7 +36,7 @@ from tests.integration.baton import Baton
 CLIENTS = 8
 EVERY = 250
 OVERHEAD_MB = 600
-PROMPT_TOKENS = (4, 12, 30, 60, 200)
+PROMPT_TOKENS = (4, 8, 16, 30, 80)
 VOCABULARY = range(100, 40_000)
 MIB = 2**20
 PARTS = ("own", "pool", "peers", "files")
