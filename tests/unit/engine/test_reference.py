@@ -138,7 +138,7 @@ def test_half_precision_changes_no_clear_choice(
 def test_keys_and_values_in_half_precision_change_no_clear_choice_of_a_prompt_alone(
     default_folder: ModelFolder, new_engine: Callable[..., Engine], clear: dict[str, dict[str, Any]], drive: Drive
 ) -> None:
-    engine, tokens = new_engine(default_folder, num_blocks=96, kv_cache_dtype="float16"), 24
+    engine, tokens = new_engine(default_folder, num_blocks=96, kv_cache_dtype="float16"), 10
     driver = drive(engine, reserve_tokens=tokens)
     for key, case in clear.items():
         driver.add(key, case["prompt_ids"], greedy(tokens))
