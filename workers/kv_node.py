@@ -45,6 +45,7 @@ def make_host(settings: Settings, role: KVRole, nodename: str, on_room: Callable
         device=settings.device,
         kernels=kernels,
         weight_dtype="float32" if settings.weight_dtype == "float32" else "float16",
+        kv_cache_dtype="float16" if settings.kv_cache_dtype == "float16" else "float32",
         block_size_tokens=settings.block_size_tokens,
         num_blocks=settings.num_blocks,
         max_num_seqs=settings.max_num_seqs,
@@ -54,7 +55,12 @@ def make_host(settings: Settings, role: KVRole, nodename: str, on_room: Callable
         num_threads=num_threads,
         board=_thread_board(settings, num_threads),
     )
-    logger.info("computing with %s, weights in %s", engine.operations.name, settings.weight_dtype)
+    logger.info(
+        "computing with %s, weights in %s, KV in %s",
+        engine.operations.name,
+        settings.weight_dtype,
+        settings.kv_cache_dtype,
+    )
     engine.warm_up(lambda line: logger.info("%s node=%s", line, nodename))
     host_class = _failing_host(settings, nodename) if settings.failpoints else NodeHost
     return host_class(settings, role, nodename, engine, incarnation, connect(settings), on_room)

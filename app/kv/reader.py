@@ -18,13 +18,30 @@ from app.schemas import KVLocation
 __all__ = ["KVReader", "PullFailure"]
 
 
+_RESIDENT_BYTES = 64 * 2**20
+"""What is read of a pool before its pages are let go: the prompts of a while, so that few are found twice."""
+
+
 class _Mapping:
     """Another node's pool, mapped read-only. Unmapped when the last reference goes."""
 
     def __init__(self, header: Header, memory: mmap.mmap, path: Path, identity: tuple[int, int]) -> None:
         self.path = path
         self._identity = identity
+        self._memory = memory
+        self._read_bytes = 0
         self.generations, self.blocks = header.views(memory)
+
+    def count_read(self, num_blocks: int) -> None:
+        """Count blocks that were copied, and let go of all pages once they are many.
+
+        They are the owner's, but count as this process's memory too, for whoever watches or limits that. A copy that
+        runs beside this finds them again.
+        """
+        self._read_bytes += num_blocks * self.blocks.shape[1]
+        if self._read_bytes > _RESIDENT_BYTES:
+            self._read_bytes = 0
+            self._memory.madvise(mmap.MADV_DONTNEED)
 
     def check_there(self) -> bool:
         """Whether its owner still has this pool. Raises OSError when nothing can be seen there."""
@@ -61,6 +78,7 @@ class KVReader:
         source = self._mapping(location)
         for src, dst in zip(src_blocks, dst_blocks, strict=True):
             into.blocks[dst] = source.blocks[src]
+        source.count_read(len(src_blocks))
         for src, generation in zip(src_blocks, generations, strict=True):
             found = int(source.generations[src])
             if found != generation:

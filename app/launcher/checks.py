@@ -64,22 +64,26 @@ class MemoryPlan:
     """Of one node."""
     weight_bytes: int
     """Of one node."""
+    table_bytes: int
+    """Of one node: rotary tables."""
 
     @classmethod
     def of(cls, settings: Settings, model: ModelFacts, kv_nodes: int) -> MemoryPlan:
         pool_bytes = settings.num_blocks * model.block_bytes(settings.block_size_tokens)
-        return cls(kv_nodes, pool_bytes, model.weight_bytes)
+        return cls(kv_nodes, pool_bytes, model.weight_bytes, model.table_bytes)
 
     @property
     def needed_bytes(self) -> int:
-        return self.kv_nodes * (self.pool_bytes + self.weight_bytes + _NODE_BYTES) + _SERVICE_BYTES
+        each = self.pool_bytes + self.weight_bytes + self.table_bytes + _NODE_BYTES
+        return self.kv_nodes * each + _SERVICE_BYTES
 
     def __str__(self) -> str:
-        pool, weights, node, services, total = (
-            f"{amount / _MIB:,.0f} MiB"
-            for amount in (self.pool_bytes, self.weight_bytes, _NODE_BYTES, _SERVICE_BYTES, self.needed_bytes)
+        parts = (self.pool_bytes, self.weight_bytes, self.table_bytes, _NODE_BYTES, _SERVICE_BYTES, self.needed_bytes)
+        pool, weights, tables, node, services, total = (f"{amount / _MIB:,.0f} MiB" for amount in parts)
+        return (
+            f"{self.kv_nodes} nodes x ({pool} KV + {weights} weights + {tables} rotary tables + {node})"
+            f" + {services} = {total}"
         )
-        return f"{self.kv_nodes} nodes x ({pool} KV + {weights} weights + {node}) + {services} = {total}"
 
 
 def check_memory(plan: MemoryPlan, available_bytes: int) -> None:

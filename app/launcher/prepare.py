@@ -11,6 +11,7 @@ import subprocess
 import sys
 
 from app.errors import StartupError
+from app.kv.layout import KVDtype
 from app.launcher.kernels import build_kernels
 from app.launcher.model_facts import model_facts
 from app.model.limits import check_room
@@ -34,7 +35,8 @@ def main() -> int:
         compiled = build_kernels(settings, lambda line: _say("kernels: " + line)) != ""
         # Pure Paddle computes with float32 copies of the rounded weights.
         item_bytes = 2 if compiled and settings.weight_dtype == "float16" else 4
-        facts = model_facts(folder.name, str(folder.path), folder.config, item_bytes)
+        kv_dtype: KVDtype = "float16" if settings.kv_cache_dtype == "float16" else "float32"
+        facts = model_facts(folder.name, str(folder.path), folder.config, item_bytes, kv_dtype)
     except StartupError as error:
         print(ERROR + " ".join(str(error).split()), flush=True)
         return 1

@@ -19,6 +19,7 @@ from app.settings import load_settings
         ({"BATON_QUEUE_TIMEOUT_S": "0"}, "BATON_QUEUE_TIMEOUT_S: must be above 0"),
         ({"BATON_QUEUE_TIMEOUT_S": "soon"}, "BATON_QUEUE_TIMEOUT_S: must be a number, not 'soon'"),
         ({"BATON_DEVICE": "cuda"}, "BATON_DEVICE: say cpu or gpu:0, not 'cuda'"),
+        ({"BATON_KV_CACHE_DTYPE": "half"}, "BATON_KV_CACHE_DTYPE: say float16 or float32, not 'half'"),
         ({"BATON_LOG_LEVEL": "LOUD"}, "BATON_LOG_LEVEL: say DEBUG, INFO, WARNING or ERROR, not 'LOUD'"),
         ({"BATON_NAMESPACE": "A"}, "BATON_NAMESPACE: say 1 to 32 of a-z, 0-9, _ and -, not 'A'"),
         ({"BATON_RECORD_TTL_S": "inf"}, "BATON_RECORD_TTL_S: must be a number of seconds up to 31536000 (a year)"),

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from app.errors import EngineError, StartupError
 from app.kv import KVPool, kv_layout
+from app.kv.layout import KVDtype, block_bytes_of
 from app.protocol.blocks import blocks_for
 from app.schemas import FinishReason, SamplingParams
 from app.text import StopChecker
@@ -56,6 +57,7 @@ class Engine:
         device: str = "cpu",
         kernels: Path | None = None,
         weight_dtype: WeightDtype = "float16",
+        kv_cache_dtype: KVDtype = "float32",
         block_size_tokens: int = 16,
         num_blocks: int = 1024,
         max_num_seqs: int = 32,
@@ -81,24 +83,16 @@ class Engine:
         self._board = board
         self.operations = make_ops(kernels, config.head_dim, num_threads, board)
         weights = load_weights(folder.tensors(), config, self.operations, weight_dtype)
-        self.layout = kv_layout(
-            model=f"{folder.name}@{folder.fingerprint}:{weight_dtype}",
-            dtype="float32",
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            block_size_tokens=block_size_tokens,
-        )
-        block_bytes = config.num_layers * 2 * block_size_tokens * config.num_kv_heads * config.head_dim * 4
-        self.pool = KVPool.create(num_blocks, block_bytes, incarnation, self.layout)
-        self._cache = KVCache(
-            self.pool,
-            num_layers=config.num_layers,
-            block_size_tokens=block_size_tokens,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            staged=self.staged,
-        )
+        shape = {
+            "num_layers": config.num_layers,
+            "num_kv_heads": config.num_kv_heads,
+            "head_dim": config.head_dim,
+            "block_size_tokens": block_size_tokens,
+        }
+        model = f"{folder.name}@{folder.fingerprint}:{weight_dtype}"
+        self.layout = kv_layout(model=model, dtype=kv_cache_dtype, **shape)
+        self.pool = KVPool.create(num_blocks, block_bytes_of(kv_cache_dtype, **shape), incarnation, self.layout)
+        self._cache = KVCache(self.pool, staged=self.staged, dtype=kv_cache_dtype, **shape)
         self._model = LlamaModel(config, weights, self._cache, max_model_len, self.operations)
         self._scheduler = Scheduler(
             max_num_seqs=max_num_seqs,

@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from app.errors import PullError, StartupError
 from app.kv import KVPool, KVReader, PullFailure
 from app.kv.memory import available_bytes
 
-from .test_transport import BLOCK_BYTES, LAYOUT, NUM_BLOCKS, Owner, owner, pool
+from .test_transport import BLOCK_BYTES, LAYOUT, NUM_BLOCKS, Owner, expected_block, owner, pool
 
 __all__ = ["owner", "pool"]
 
@@ -22,6 +23,18 @@ def reader() -> Iterator[KVReader]:
     made = KVReader(max_mappings=2)
     yield made
     made.close()
+
+
+def resident_of_others() -> int:
+    """Bytes of pools mapped read-only that count as this process's memory."""
+    found, ours = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        first, second, *_ = line.split()
+        if not first.endswith(":"):
+            ours = "memfd:baton-kv" in line and "w" not in second
+        elif first == "Rss:" and ours:
+            found += int(second) * 1024
+    return found
 
 
 def mapped_pools() -> int:
@@ -48,6 +61,20 @@ def test_an_impostor_is_refused(
         reader.pull(location, *committed, pool, [0])
     assert failure.value.reason == reason
     assert not pool.blocks.any()
+
+
+@pytest.mark.parametrize("kept_blocks", [0, 2, NUM_BLOCKS])
+def test_the_pages_of_others_are_let_go_once_many_were_read(
+    owner: Owner, reader: KVReader, pool: KVPool, monkeypatch: pytest.MonkeyPatch, kept_blocks: int
+) -> None:
+    monkeypatch.setattr("app.kv.reader._RESIDENT_BYTES", kept_blocks * BLOCK_BYTES)
+    most = 0
+    for block in range(NUM_BLOCKS):
+        reader.pull(owner.location, *owner.commit(block), pool, [block])
+        most = max(most, resident_of_others())
+    np.testing.assert_array_equal(pool.blocks, [expected_block(block) for block in range(NUM_BLOCKS)])
+    # A fault maps up to 64 KiB around it; the generations, which are read after the copy, are one.
+    assert min(kept_blocks, NUM_BLOCKS - 1) * BLOCK_BYTES <= most <= (kept_blocks + 2) * BLOCK_BYTES
 
 
 def test_nobody_else_can_map_a_pool_for_writing(owner: Owner) -> None:

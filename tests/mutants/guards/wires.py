@@ -88,6 +88,24 @@ WIRES = (
         (f"{_KV}test_a_killed_owner_is_gone_and_leaves_nothing",),
     ),
     Mutant(
+        "kv-dtype",
+        "nodes that store keys and values in other dtypes do not read each other's blocks",
+        (Edit("app/kv/layout.py", "dtype={dtype} ", ""),),
+        ("tests/unit/engine/test_kv_dtype.py::test_nodes_with_other_dtypes_refuse_each_other_and_say_why",),
+    ),
+    Mutant(
+        "kv-beyond-half",
+        "what a float16 cannot hold ends a request with an error",
+        (Edit("workers/engine/kv_cache.py", "values.abs() < _LARGEST_HALF", "values == values"),),
+        ("tests/unit/engine/test_kernels.py::test_what_a_half_cannot_hold_is_no_number_in_the_answer",),
+    ),
+    Mutant(
+        "kv-peers-pages",
+        "the pages of other nodes' pools do not add up in a node that reads them",
+        _reader("if self._read_bytes > _RESIDENT_BYTES:", "if False:"),
+        ("tests/contract/kv/test_shared_memory.py::test_the_pages_of_others_are_let_go_once_many_were_read",),
+    ),
+    Mutant(
         "kv-bounds",
         "a COMMIT does not name blocks outside the pool",
         _reader("if not 0 <= src < location.num_blocks:", "if False:"),

@@ -312,9 +312,10 @@ def test_layouts_tell_models_and_block_sizes_apart(
         new_engine(folder, num_blocks=4),
         new_engine(other, num_blocks=2),
         new_engine(folder, num_blocks=2, block_size_tokens=8),
+        new_engine(folder, num_blocks=2, kv_cache_dtype="float16"),
     ]
     layouts = [each.layout for each in engines]
     assert layouts[0] == layouts[1] == engines[0].pool.layout
-    assert len(set(layouts)) == 3
+    assert len(set(layouts)) == 4
     for each in engines:
         each.close()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from app.kv import KVPool
+from app.kv.layout import KVDtype, block_bytes_of
 from app.protocol.blocks import blocks_for
 from app.schemas import SamplingParams
 from workers.engine import runtime
@@ -195,6 +196,7 @@ class Paged:
         kv_heads: int,
         block: int,
         both: Both,
+        dtype: KVDtype = "float32",
     ) -> None:
         """``shapes``: (computed, new) tokens of each sequence."""
         from workers.engine.kv_cache import KVCache
@@ -208,11 +210,10 @@ class Paged:
         self.values = [normal(rng, total, kv_heads, dim) for total in totals]
         self.cos, self.sin = rope_tables(replace(TINY, head_dim=dim), max(totals))
         self.rotation = both.compiled.rotation(self.cos, self.sin)
-        self.pool = KVPool.create(num_blocks, 2 * 2 * block * kv_heads * dim * 4, "test", "layout")
-        self.cache: KVCache = KVCache(
-            self.pool, num_layers=2, block_size_tokens=block, num_kv_heads=kv_heads, head_dim=dim, staged=False
-        )
-        self.host = self.pool.blocks.view(np.float32).reshape(num_blocks, 2, 2, block, kv_heads, dim)
+        shape = {"num_layers": 2, "block_size_tokens": block, "num_kv_heads": kv_heads, "head_dim": dim}
+        self.pool = KVPool.create(num_blocks, block_bytes_of(dtype, **shape), "test", "layout")
+        self.cache: KVCache = KVCache(self.pool, staged=False, dtype=dtype, **shape)
+        self.host = self.pool.blocks.view(dtype).reshape(num_blocks, 2, 2, block, kv_heads, dim)
         self.host[:] = np.nan  # what nobody wrote must not be read
         for table, (computed, _), keys, values in zip(self.tables, shapes, self.keys, self.values, strict=True):
             for position in range(computed):
@@ -242,12 +243,28 @@ class Paged:
             rows.append(np.concatenate([part.reshape(chunk.num_tokens, -1) for part in parts], axis=1))
         return np.concatenate(rows)
 
+    def stored(self, number: int, which: int) -> np.ndarray:
+        """What the cache holds of a sequence: its keys (0) or values (1), [tokens, kv_heads, dim]."""
+        places = [(self.tables[number][p // self.block], p % self.block) for p in range(sum(self.shapes[number]))]
+        return np.stack([self.host[block, 1, which, slot] for block, slot in places])
+
+    def check_stored(self) -> None:
+        """Rounded once, to what numpy rounds to; where the last bit of a rotation decides, to its neighbour."""
+        half = self.host.dtype == np.float16
+        for number, values in enumerate(self.values):
+            np.testing.assert_array_equal(self.stored(number, 1), values.astype(self.host.dtype))
+            keys = np.stack([self.rotate(k, p) for p, k in enumerate(self.keys[number])])
+            found, expected = self.stored(number, 0), keys.astype(self.host.dtype)
+            # A float16 of size 1 has 2^-10 to its neighbour, half of that to what is rounded to it.
+            np.testing.assert_allclose(found, keys, rtol=2**-11 * 1.01 if half else 1e-5, atol=1e-6)
+            assert not half or (found != expected).mean() < 0.01
+
     def expected(self, queries: list[Floats]) -> np.ndarray:
-        """Float64, one token and one head at a time."""
+        """Float64, one token and one head at a time, over what the cache holds."""
         out = []
         for chunk in self.batch().chunks:
             number = int(chunk.sequence.key)
-            keys = np.stack([self.rotate(k, p) for p, k in enumerate(self.keys[number])]).astype(np.float64)
+            keys, values = (self.stored(number, which).astype(np.float64) for which in (0, 1))
             group = queries[number].shape[1] // self.kv_heads
             for offset, query in enumerate(queries[number]):
                 end = chunk.start + offset + 1
@@ -256,7 +273,7 @@ class Paged:
                 for head, vector in enumerate(rotated):
                     scores = keys[:end, head // group] @ vector / np.sqrt(self.dim)
                     chances = np.exp(scores - scores.max())
-                    heads.append(chances / chances.sum() @ self.values[number][:end, head // group])
+                    heads.append(chances / chances.sum() @ values[:end, head // group])
                 out.append(np.concatenate(heads))
         return np.stack(out)
 
@@ -277,64 +294,67 @@ class Paged:
         (104, 1, 100, 16, [(3, 1), (0, 5)]),
     ],
 )
-def test_attention(both: Both, dim: int, kv_heads: int, group: int, block: int, shapes: list[tuple[int, int]]) -> None:
-    rng = np.random.default_rng(dim)
-    paged = Paged(rng, shapes, dim, kv_heads, block, both)
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_attention(
+    both: Both, dim: int, kv_heads: int, group: int, block: int, shapes: list[tuple[int, int]], dtype: KVDtype
+) -> None:
+    check_attention(both, np.random.default_rng(dim), shapes, dim, kv_heads, group, block, dtype)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_attention_over_halves_of_random_shapes(both: Both, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    dim, kv_heads, group, block = 8 * rng.integers(1, 17), rng.integers(1, 5), rng.integers(1, 6), rng.integers(1, 40)
+    shapes = [(int(rng.integers(0, 150)), int(rng.choice([1, 1, rng.integers(2, 80)]))) for _ in range(5)]
+    check_attention(both, rng, shapes, int(dim), int(kv_heads), int(group), int(block), "float16")
+
+
+def check_attention(
+    both: Both,
+    rng: np.random.Generator,
+    shapes: list[tuple[int, int]],
+    dim: int,
+    kv_heads: int,
+    group: int,
+    block: int,
+    dtype: KVDtype,
+) -> None:
+    """Compiled and in pure Paddle, both against float64."""
+    paged = Paged(rng, shapes, dim, kv_heads, block, both, dtype)
     heads = kv_heads * group
     queries = [normal(rng, new, heads, dim) for _, new in shapes]
     batch, qkv = paged.batch(), both.tensor(paged.qkv(queries))
     inputs = both.compiled.prepare(batch, paged.cache, heads, paged.rotation)
     found = both.compiled.attention(qkv, paged.cache, 1, inputs, heads, dim).numpy()
-    np.testing.assert_allclose(found, paged.expected(queries), rtol=0, atol=3e-6 * dim**0.5)
     assert np.isnan(paged.host[:, 0]).all(), "another layer's KV was written"
-    for number, (table, (computed, new)) in enumerate(zip(paged.tables, shapes, strict=True)):
-        for position in range(computed, computed + new):
-            slot = paged.host[table[position // block], 1, :, position % block]
-            expected = paged.rotate(paged.keys[number][position], position)
-            np.testing.assert_allclose(slot[0], expected, rtol=1e-5, atol=1e-6)
-            np.testing.assert_array_equal(slot[1], paged.values[number][position])
+    paged.check_stored()
+    np.testing.assert_allclose(found, paged.expected(queries), rtol=0, atol=3e-6 * dim**0.5)
     last = np.isnan(paged.host[:, 1, 1, :, 0, 0]).sum()
     assert last == paged.host.shape[0] * block - sum(map(sum, shapes)), "something else was written"
     plain_inputs = both.plain.prepare(batch, paged.cache, heads, (paged.cos, paged.sin))
     np.nan_to_num(paged.host, copy=False)
     plain = both.plain.attention(qkv, paged.cache, 1, plain_inputs, heads, dim).numpy()
-    np.testing.assert_allclose(found, plain, rtol=0, atol=3e-6 * dim**0.5)
+    paged.check_stored()
+    np.testing.assert_allclose(plain, paged.expected(queries), rtol=0, atol=3e-6 * dim**0.5)
     paged.pool.close()
 
 
-@dataclass
-class HalfCache:
-    """What the kernel sees of a cache of halves."""
-
-    k_rows: list[paddle.Tensor]
-    v_rows: list[paddle.Tensor]
-    num_kv_heads: int
-    block_size_tokens: int
-    row_stride: int
-
-
-@pytest.mark.parametrize("dim", [8, 24, 64, 136])
-def test_attention_over_a_cache_of_halves(both: Both, dim: int) -> None:
-    rng = np.random.default_rng(dim)
-    shapes = [(40, 1), (0, 50), (33, 70)]
-    paged = Paged(rng, shapes, dim, 2, 16, both)
-    # With halves and nothing else to begin with, rotating is the only rounding that the reference lacks.
-    paged.values = [values.astype(np.float16).astype(np.float32) for values in paged.values]
-    rows = [np.nan_to_num(rows.numpy()).astype(np.float16) for rows in (paged.cache.k_rows[1], paged.cache.v_rows[1])]
-    k_rows, v_rows = (both.tensor(each) for each in rows)
-    cache: Any = HalfCache([k_rows], [v_rows], 2, 16, paged.cache.row_stride)
-    queries = [normal(rng, new, 6, dim) for _, new in shapes]
-    inputs = both.compiled.prepare(paged.batch(), paged.cache, 6, paged.rotation)
-    found = both.compiled.attention(both.tensor(paged.qkv(queries)), cache, 0, inputs, 6, dim).numpy()
-    np.testing.assert_allclose(found, paged.expected(queries), rtol=0, atol=1e-2)
-    for number, (table, (computed, new)) in enumerate(zip(paged.tables, shapes, strict=True)):
-        for position in range(computed, computed + new):
-            row = table[position // 16] * paged.cache.row_stride + position % 16
-            rotated = paged.rotate(paged.keys[number][position], position)
-            np.testing.assert_allclose(k_rows[row].numpy().reshape(2, dim), rotated, rtol=2**-11 * 1.01, atol=1e-5)
-            expected = paged.values[number][position].astype(np.float16)
-            np.testing.assert_array_equal(v_rows[row].numpy().reshape(2, dim), expected)
-    paged.pool.close()
+@pytest.mark.parametrize("which", ["key", "value"])
+@pytest.mark.parametrize("size", [65520.0, -1e30])
+def test_what_a_half_cannot_hold_is_no_number_in_the_answer(both: Both, which: str, size: float) -> None:
+    """An infinite key could quietly take its token out of the answer, or out-shout all others."""
+    for ops in (both.compiled, both.plain):
+        paged = Paged(np.random.default_rng(1), [(0, 3)], 16, 2, 4, both, "float16")
+        (paged.keys if which == "key" else paged.values)[0][0, 1, 5] = size
+        queries = [normal(np.random.default_rng(2), 3, 4, 16)]
+        rotation = paged.rotation if ops is both.compiled else (paged.cos, paged.sin)
+        inputs = ops.prepare(paged.batch(), paged.cache, 4, rotation)
+        found = ops.attention(both.tensor(paged.qkv(queries)), paged.cache, 1, inputs, 4, 16).numpy()
+        found = found.reshape(3, 2, 2, 16)
+        assert np.isnan(paged.stored(0, 0 if which == "key" else 1)[0, 1, 5])
+        assert np.isnan(found[:, 1]).any(axis=-1).all()
+        assert np.isfinite(found[:, 0]).all()
+        paged.pool.close()
 
 
 def test_halves_are_rounded_to_the_nearest_even(both: Both) -> None:
@@ -345,20 +365,15 @@ def test_halves_are_rounded_to_the_nearest_even(both: Both) -> None:
     values = np.concatenate([exact, between, np.nextafter(between, np.float32(np.inf)), [65519.0, 1e-9, 0.0, 0.0]])
     values = np.concatenate([values, -values]).astype(np.float32)
     values = values[: len(values) // 8 * 8]
-    cache: Any = HalfCache(
-        [both.tensor(np.zeros((1, len(values)), np.float16))],
-        [both.tensor(np.zeros((1, len(values)), np.float16))],
-        len(values) // 8,
-        1,
-        2,
-    )
-    paged = Paged(np.random.default_rng(0), [(0, 1)], 8, 1, 1, both)
-    paged.tables[0][0] = 0
     heads = len(values) // 8
-    qkv = np.concatenate([np.zeros(2 * len(values), np.float32), values])[None, :]
-    inputs = both.compiled.prepare(paged.batch(), paged.cache, heads, paged.rotation)
-    found = both.compiled.attention(both.tensor(qkv), cache, 0, inputs, heads, 8).numpy()
     rounded = values.astype(np.float16)
-    np.testing.assert_array_equal(cache.v_rows[0].numpy()[0].view(np.uint16), rounded.view(np.uint16))
-    np.testing.assert_array_equal(found[0], rounded.astype(np.float32))
-    paged.pool.close()
+    qkv = np.concatenate([np.zeros(2 * len(values), np.float32), values])[None, :]
+    for ops in (both.compiled, both.plain):
+        paged = Paged(np.random.default_rng(0), [(0, 1)], 8, heads, 1, both, "float16")
+        inputs = ops.prepare(
+            paged.batch(), paged.cache, heads, paged.rotation if ops is both.compiled else (paged.cos, paged.sin)
+        )
+        found = ops.attention(both.tensor(qkv), paged.cache, 1, inputs, heads, 8).numpy()
+        np.testing.assert_array_equal(paged.stored(0, 1).reshape(-1).view(np.uint16), rounded.view(np.uint16))
+        np.testing.assert_array_equal(found[0], rounded.astype(np.float32))
+        paged.pool.close()

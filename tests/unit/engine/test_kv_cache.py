@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 LAYERS, BLOCK, KV_HEADS, DIM, BLOCKS = 3, 4, 2, 8, 6
 
 
-@pytest.fixture
-def pool() -> Iterator[KVPool]:
-    made = KVPool.create(BLOCKS, LAYERS * 2 * BLOCK * KV_HEADS * DIM * 4, "test", "layout")
+@pytest.fixture(params=["float16", "float32"])
+def pool(request: pytest.FixtureRequest) -> Iterator[KVPool]:
+    """Its layout is no more than the dtype here."""
+    block_bytes = LAYERS * 2 * BLOCK * KV_HEADS * DIM * np.dtype(request.param).itemsize
+    made = KVPool.create(BLOCKS, block_bytes, "test", request.param)
     yield made
     made.close()
 
@@ -29,11 +31,19 @@ def make_cache(pool: KVPool, *, staged: bool) -> KVCache:
     runtime.configure(1)
     from workers.engine.kv_cache import KVCache
 
-    return KVCache(pool, num_layers=LAYERS, block_size_tokens=BLOCK, num_kv_heads=KV_HEADS, head_dim=DIM, staged=staged)
+    return KVCache(
+        pool,
+        num_layers=LAYERS,
+        block_size_tokens=BLOCK,
+        num_kv_heads=KV_HEADS,
+        head_dim=DIM,
+        staged=staged,
+        dtype="float16" if pool.layout == "float16" else "float32",
+    )
 
 
 def content(pool: KVPool) -> np.ndarray:
-    return pool.blocks.view(np.float32).reshape(BLOCKS, LAYERS, 2, BLOCK, KV_HEADS, DIM)
+    return pool.blocks.view(pool.layout).reshape(BLOCKS, LAYERS, 2, BLOCK, KV_HEADS, DIM)
 
 
 def write_everywhere(cache: KVCache) -> np.ndarray:
@@ -41,11 +51,11 @@ def write_everywhere(cache: KVCache) -> np.ndarray:
     import paddle
 
     expected = np.random.default_rng(1).random((BLOCKS, LAYERS, 2, BLOCK, KV_HEADS, DIM), np.float32)
+    expected = expected.astype(cache.dtype)
     rows = np.array([block * cache.row_stride + slot for block in range(BLOCKS) for slot in range(BLOCK)])
     for layer in range(LAYERS):
-        for which, target in enumerate((cache.k_rows[layer], cache.v_rows[layer])):
-            values = expected[:, layer, which].reshape(BLOCKS * BLOCK, KV_HEADS * DIM)
-            paddle.scatter_(target, paddle.to_tensor(rows), paddle.to_tensor(values))
+        k, v = (expected[:, layer, which].reshape(BLOCKS * BLOCK, -1).astype(np.float32) for which in (0, 1))
+        cache.write(layer, paddle.to_tensor(rows), paddle.to_tensor(k), paddle.to_tensor(v))
     return expected
 
 
@@ -55,7 +65,13 @@ def test_rows_and_heads_address_the_pool_block_by_block(pool: KVPool) -> None:
     expected = write_everywhere(cache)
     np.testing.assert_array_equal(content(pool), expected)
     head_row = (4 * cache.row_stride + 3) * KV_HEADS + 1
-    np.testing.assert_array_equal(cache.v_heads[2][head_row].numpy(), expected[4, 2, 1, 3, 1])
+    import paddle
+
+    k, v = cache.read_heads(2, paddle.to_tensor([head_row, 1]))
+    for found, which in ((k, 0), (v, 1)):
+        assert found.dtype == paddle.float32
+        np.testing.assert_array_equal(found.numpy(), expected[[4, 0], 2, which, [3, 0], 1])
+    np.testing.assert_array_equal(cache.v_rows[2][4 * cache.row_stride + 3].numpy(), expected[4, 2, 1, 3].reshape(-1))
 
 
 def test_staged_blocks_reach_the_pool_only_by_export(pool: KVPool) -> None:

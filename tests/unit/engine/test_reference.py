@@ -100,27 +100,51 @@ def test_long_prompts(engine: Engine, drive: Drive) -> None:
 
 
 CLEAR_MARGIN = 0.02
-"""By how much each token of a reference must win, so that rounding the weights to float16 changes none."""
+"""By how much each token of a reference must win, so that rounding weights, keys and values to float16 changes none."""
 
 
-@pytest.fixture(params=["compiled", "pure Paddle"])
+@pytest.fixture
+def clear(cases: Cases) -> dict[str, dict[str, Any]]:
+    found = {str(number): case for number, case in enumerate(cases) if case["min_margin"] >= CLEAR_MARGIN}
+    assert len(found) > 5
+    return found
+
+
+@pytest.fixture(params=["compiled", "compiled, half KV", "pure Paddle, half KV"])
 def half_engine(
     default_folder: ModelFolder, new_engine: Callable[..., Engine], kernels: Path, request: pytest.FixtureRequest
 ) -> Iterator[Engine]:
-    """The default model as it is served: weights in float16."""
-    used = kernels if request.param == "compiled" else None
-    made = new_engine(default_folder, num_blocks=96, weight_dtype="float16", kernels=used)
+    """The default model as it is served: weights in float16; and with keys and values in float16 too."""
+    made = new_engine(
+        default_folder,
+        num_blocks=96,
+        weight_dtype="float16",
+        kernels=kernels if "compiled" in request.param else None,
+        kv_cache_dtype="float16" if "half KV" in request.param else "float32",
+    )
     yield made
     made.close()
 
 
-def test_weights_in_half_precision_change_no_clear_choice(half_engine: Engine, cases: Cases, drive: Drive) -> None:
-    clear = {str(number): case for number, case in enumerate(cases) if case["min_margin"] >= CLEAR_MARGIN}
-    assert len(clear) > 5
+def test_half_precision_changes_no_clear_choice(
+    half_engine: Engine, clear: dict[str, dict[str, Any]], drive: Drive
+) -> None:
     driver = drive(half_engine)
     for key, case in clear.items():
         driver.add(key, case["prompt_ids"], greedy())
     assert driver.run() == {key: case["output_ids"] for key, case in clear.items()}
+
+
+def test_keys_and_values_in_half_precision_change_no_clear_choice_of_a_prompt_alone(
+    default_folder: ModelFolder, new_engine: Callable[..., Engine], clear: dict[str, dict[str, Any]], drive: Drive
+) -> None:
+    engine, tokens = new_engine(default_folder, num_blocks=96, kv_cache_dtype="float16"), 10
+    driver = drive(engine, reserve_tokens=tokens)
+    for key, case in clear.items():
+        driver.add(key, case["prompt_ids"], greedy(tokens))
+        driver.run()
+    assert driver.run() == {key: case["output_ids"][:tokens] for key, case in clear.items()}
+    engine.close()
 
 
 def test_pure_paddle_has_the_same_tokens(

@@ -33,6 +33,7 @@ def prompt(key: str) -> list[int]:
 
 @pytest.fixture(params=["float16", "float32"])
 def folder_and_dtype(tiny_folder: Callable[..., TinyFolder], request: pytest.FixtureRequest) -> tuple[TinyFolder, str]:
+    """The dtype of weights, and of keys and values."""
     return tiny_folder(**SHAPE), request.param
 
 
@@ -44,7 +45,7 @@ def compute(
     folder, dtype = folder_and_dtype
 
     def run(keys: list[str], output_ids: tuple[int, ...] = (), **limits: Any) -> Logits:
-        engine = new_engine(folder, weight_dtype=dtype, **({"num_blocks": 200} | limits))
+        engine = new_engine(folder, weight_dtype=dtype, kv_cache_dtype=dtype, **({"num_blocks": 200} | limits))
         seen: Logits = {}
         forward = engine._model.forward
 

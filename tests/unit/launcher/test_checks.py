@@ -86,6 +86,10 @@ def test_sizes_of_the_default_model() -> None:
     facts = model_facts("smollm2", "/models/smollm2", SMOLLM2)
     assert facts.weight_bytes == 134_515_008 * 4  # its published parameter count
     assert facts.kv_bytes_per_token == 46_080
+    assert facts.table_bytes == 2 * 8192 * 64 * 4
+    halved = model_facts("smollm2", "/models/smollm2", SMOLLM2, weight_item_bytes=2, kv_dtype="float16")
+    assert halved.kv_bytes_per_token == 23_040
+    assert halved.weight_bytes == 134_515_008 * 2 + 61 * 576 * 2  # two norms in each of 30 layers and one more
     assert ModelFacts.model_validate_json(facts.model_dump_json()) == facts
 
 
@@ -98,7 +102,7 @@ def test_untied_embeddings_count_twice() -> None:
 def test_memory_is_counted_per_node_and_refused_with_the_options_that_help() -> None:
     plan = MemoryPlan.of(load_settings(num_blocks=1024), model_facts("m", "/m", SMOLLM2), kv_nodes=3)
     assert plan.pool_bytes == 720 * MIB
-    assert plan.needed_bytes == 3 * (720 * MIB + 134_515_008 * 4 + 400 * MIB) + 600 * MIB
+    assert plan.needed_bytes == 3 * (720 * MIB + 134_515_008 * 4 + 4 * MIB + 400 * MIB) + 600 * MIB
     check_memory(plan, plan.needed_bytes)
     with pytest.raises(StartupError, match=r"not enough memory: 3 nodes.*lower --num-blocks, --prefill or --decode"):
         check_memory(plan, plan.needed_bytes - 1)

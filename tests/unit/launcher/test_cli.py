@@ -20,7 +20,7 @@ from app.settings import Settings, load_settings
 Capture = pytest.CaptureFixture[str]
 VLLM_SERVE = (  # options of `vllm serve` that mean the same here
     *("--host", "--port", "--model", "--served-model-name", "--block-size"),
-    *("--max-model-len", "--max-num-seqs", "--max-num-batched-tokens"),
+    *("--max-model-len", "--max-num-seqs", "--max-num-batched-tokens", "--kv-cache-dtype"),
 )
 
 
@@ -45,6 +45,7 @@ def test_every_setting_has_an_option_that_sets_it(name: str) -> None:
         given = {
             "kernels": "paddle",
             "weight_dtype": "float32",
+            "kv_cache_dtype": "float16",
             "device": "gpu:1",
             "cores": "0-1",
             "log_level": "DEBUG",

@@ -105,7 +105,9 @@ class LedgerOnly(Launch):
     """A launch that stops where the cluster would start."""
 
     def _prepare_model(self) -> ModelFacts:
-        return ModelFacts(name="none", path="", weight_bytes=0, kv_bytes_per_token=0, max_position_embeddings=1)
+        return ModelFacts(
+            name="none", path="", weight_bytes=0, table_bytes=0, kv_bytes_per_token=0, max_position_embeddings=1
+        )
 
     def _start_cluster(self, flower_login: str) -> None:
         raise Stopped

@@ -16,6 +16,7 @@ from workers.engine.kernels.load import level, load_kernels, set_threads
 from workers.engine.kv_cache import KVCache
 from workers.engine.ops.arena import Arena
 from workers.engine.ops.by_ops import layer_by_ops
+from workers.engine.ops.step_inputs import InputBuffers
 from workers.engine.ops.weights import Layer
 from workers.engine.thread_board import ThreadBoard
 
@@ -57,6 +58,7 @@ class CompiledOps:
         set_threads(library, num_threads, board)
         self.name = f"compiled kernels ({level(library)})"
         self._arena = Arena()
+        self._inputs = InputBuffers()
         self._call = _C_ops._run_custom_op
 
     def vector(self, values: Floats) -> paddle.Tensor:
@@ -89,8 +91,8 @@ class CompiledOps:
     def prepare(
         self, batch: Batch, cache: KVCache, num_heads: int, rotation: tuple[paddle.Tensor, paddle.Tensor]
     ) -> StepInputs:
-        arrays = (batch.token_ids, batch.positions, batch.write_rows, batch.spans, batch.tables)
-        return StepInputs(*(paddle.to_tensor(array) for array in arrays), *rotation)
+        names = ("token_ids", "positions", "write_rows", "spans", "tables")
+        return StepInputs(*(self._inputs.tensor(name, getattr(batch, name)) for name in names), *rotation)
 
     def embed(self, table: Matrix, inputs: StepInputs) -> paddle.Tensor:
         return self._call("baton_embed", inputs.token_ids, table.panels)[0]

@@ -35,7 +35,7 @@ class DecodeInputs:
     first: int
     count: int
     head_rows: paddle.Tensor
-    """[count * kv_heads * length] into ``KVCache.k_heads``."""
+    """[count * kv_heads * length] for ``KVCache.read_heads``."""
     mask: paddle.Tensor | None
     """[count, 1, 1, length]: 0 where a query may look, -inf at padding; None without padding."""
 
@@ -66,7 +66,7 @@ class StepInputs:
 
 
 class PaddleOps:
-    """Computes in float32 wherever Paddle's current device is."""
+    """Computes in float32, over keys and values as the cache rounds them, wherever Paddle's current device is."""
 
     name = "pure Paddle"
 
@@ -166,16 +166,14 @@ def _rotate(x: paddle.Tensor, inputs: StepInputs) -> paddle.Tensor:
 
 def _write_kv(cache: KVCache, layer: int, k: paddle.Tensor, v: paddle.Tensor, inputs: StepInputs) -> None:
     """Store K and V [T, kv_heads, head_dim] of the step's tokens, in place."""
-    paddle.scatter_(cache.k_rows[layer], inputs.write_rows, k.reshape([k.shape[0], -1]))
-    paddle.scatter_(cache.v_rows[layer], inputs.write_rows, v.reshape([v.shape[0], -1]))
+    cache.write(layer, inputs.write_rows, k.reshape([k.shape[0], -1]), v.reshape([v.shape[0], -1]))
 
 
 def _decode_attention(queries: paddle.Tensor, cache: KVCache, layer: int, group: DecodeInputs) -> paddle.Tensor:
     """One query per sequence: batched over (sequence, kv head), the query heads of a kv head in one product."""
     num_heads, head_dim = queries.shape[1], queries.shape[2]
     batch = group.count * cache.num_kv_heads
-    keys = paddle.gather(cache.k_heads[layer], group.head_rows).reshape([batch, -1, head_dim])
-    values = paddle.gather(cache.v_heads[layer], group.head_rows).reshape([batch, -1, head_dim])
+    keys, values = (each.reshape([batch, -1, head_dim]) for each in cache.read_heads(layer, group.head_rows))
     own = queries[group.first : group.first + group.count].reshape([batch, -1, head_dim])
     scores = paddle.matmul(own, keys, transpose_y=True)
     if group.mask is not None:
@@ -188,8 +186,7 @@ def _prefill_attention(queries: paddle.Tensor, cache: KVCache, layer: int, piece
     """Consecutive queries of one sequence: batched over kv heads, (query head, token) in one product."""
     num_heads, head_dim = queries.shape[1], queries.shape[2]
     num_kv_heads, group = cache.num_kv_heads, num_heads // cache.num_kv_heads
-    keys = paddle.gather(cache.k_heads[layer], piece.head_rows).reshape([num_kv_heads, -1, head_dim])
-    values = paddle.gather(cache.v_heads[layer], piece.head_rows).reshape([num_kv_heads, -1, head_dim])
+    keys, values = (each.reshape([num_kv_heads, -1, head_dim]) for each in cache.read_heads(layer, piece.head_rows))
     own = queries[piece.first : piece.first + piece.count].transpose([1, 0, 2])
     scores = paddle.matmul(own.reshape([num_kv_heads, group * piece.count, head_dim]), keys, transpose_y=True)
     scores = scores.reshape([num_heads, piece.count, -1]).add_(piece.mask)

@@ -25,14 +25,13 @@ inline float from_half(uint16_t half) {
   return value;
 }
 
-// Nearest half, ties to even; what is too large becomes infinite.
+// Nearest half, ties to even; what is too large becomes NaN.
 inline uint16_t to_half(float x) {
   uint32_t bits;
   std::memcpy(&bits, &x, 4);
   const uint32_t sign = bits >> 16 & 0x8000u;
   bits &= 0x7fffffffu;
-  if (bits > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u);
-  if (bits >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7c00u);
+  if (bits >= 0x477ff000u) return static_cast<uint16_t>(sign | 0x7e00u);
   if (bits < 0x38800000u) {  // subnormal: adding 0.5 has the processor round at the right place
     float value;
     std::memcpy(&value, &bits, 4);
@@ -78,6 +77,11 @@ inline float reduce_max(Vec v) {
 
 inline float to_float(float x) { return x; }
 inline float to_float(uint16_t x) { return from_half(x); }
+
+// Eight floats as halves.
+inline void narrow8(const float* from, uint16_t* to) {
+  for (int i = 0; i < 8; ++i) to[i] = to_half(from[i]);
+}
 
 // Eight elements as floats.
 template <class T>

@@ -13,9 +13,13 @@ inline void widen8(const T* from, float* to) {
   _mm256_storeu_ps(to, load8(from));
 }
 
-// Nearest half, ties to even; what is too large becomes infinite.
-inline uint16_t to_half(float x) {
-  return static_cast<uint16_t>(_mm_extract_epi16(_mm_cvtps_ph(_mm_set_ss(x), _MM_FROUND_TO_NEAREST_INT), 0));
+// Eight floats to the nearest halves, ties to even; what is too large becomes NaN.
+inline void narrow8(const float* from, uint16_t* to) {
+  const __m128i half = _mm256_cvtps_ph(_mm256_loadu_ps(from), _MM_FROUND_TO_NEAREST_INT);
+  const __m128i magnitude = _mm_and_si128(half, _mm_set1_epi16(0x7fff));
+  const __m128i infinite = _mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7c00));
+  const __m128i quiet = _mm_and_si128(infinite, _mm_set1_epi16(0x0200));
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(to), _mm_or_si128(half, quiet));
 }
 
 inline float reduce_add8(__m256 v) {
