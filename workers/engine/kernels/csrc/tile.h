@@ -73,14 +73,27 @@ void tile_of(const float* a, ptrdiff_t lda, const T* b, ptrdiff_t ldb, int k, fl
   for (int i = 0; i < k; ++i, b += ldb) {
     // Halves come from memory, and the processor's own prefetching ends at each page.
     if constexpr (sizeof(T) == 2) __builtin_prefetch(reinterpret_cast<const char*>(b) + kAheadBytes);
-    Vec x[R];
+    // What there is less of stays in registers.
+    if constexpr (R < kVecs) {
+      Vec x[R];
 #pragma GCC unroll 16
-    for (int r = 0; r < R; ++r) x[r] = set1(a[r * lda + i]);
+      for (int r = 0; r < R; ++r) x[r] = set1(a[r * lda + i]);
 #pragma GCC unroll 8
-    for (int j = 0; j < kVecs; ++j) {
-      const Vec weights = load(b + j * kWidth);
+      for (int j = 0; j < kVecs; ++j) {
+        const Vec weights = load(b + j * kWidth);
 #pragma GCC unroll 16
-      for (int r = 0; r < R; ++r) sums[r][j] = fma(x[r], weights, sums[r][j]);
+        for (int r = 0; r < R; ++r) sums[r][j] = fma(x[r], weights, sums[r][j]);
+      }
+    } else {
+      Vec weights[kVecs];
+#pragma GCC unroll 8
+      for (int j = 0; j < kVecs; ++j) weights[j] = load(b + j * kWidth);
+#pragma GCC unroll 16
+      for (int r = 0; r < R; ++r) {
+        const Vec x = set1(a[r * lda + i]);
+#pragma GCC unroll 8
+        for (int j = 0; j < kVecs; ++j) sums[r][j] = fma(x, weights[j], sums[r][j]);
+      }
     }
   }
 #pragma GCC unroll 16
