@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
+from itertools import takewhile
 
 from app.protocol import effects as do
 from app.protocol import events as on
@@ -143,7 +144,7 @@ class Computing(Node[Attempt]):
         """Fill an empty engine with what one step takes, each as soon as the ledger knows that it enters."""
         if not self._line or self._engine_busy():
             return
-        budget = self.config.max_num_batched_tokens
+        budget, begun = self.config.max_num_batched_tokens, set[str]()
         while self._line:
             fence = self._line[0]
             attempt = self.table.get(fence)
@@ -154,8 +155,11 @@ class Computing(Node[Attempt]):
             num_tokens = attempt.num_tokens - attempt.num_computed(self.config.block_size_tokens)
             if num_tokens > budget and budget < self.config.max_num_batched_tokens:
                 return
+            if 2 * self._saved_by_waiting(attempt, begun) >= num_tokens:
+                return
             self._line.popleft()
             budget -= num_tokens
+            begun |= set(attempt.keys[attempt.num_cached :])
             attempt.phase = Phase.COMPUTING
             if attempt.num_cached:
                 attempt.mover_busy = True
@@ -163,6 +167,12 @@ class Computing(Node[Attempt]):
             if not attempt.stamped:
                 self._ask(self._stamp(attempt, in_step=True), partial(self._stamped, fence, attempt))
             self._start_when_ready(fence, attempt)
+
+    def _saved_by_waiting(self, attempt: Attempt, begun: set[str]) -> int:
+        """Tokens that it need not compute if it enters after those about to compute the blocks ``begun``. Where
+        that is half of them or more, it waits for that one step."""
+        wanted = attempt.keys[attempt.num_cached : len(attempt.blocks) - 1]
+        return self.config.block_size_tokens * sum(1 for _ in takewhile(begun.__contains__, wanted))
 
     def _pin_more(self, fence: str, attempt: Attempt) -> None:
         """What was computed while it stood in line, it need not compute itself: its own blocks for that come free."""

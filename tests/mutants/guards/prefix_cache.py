@@ -49,6 +49,12 @@ PREFIX_CACHE = (
         (f"{_CACHE}test_what_is_computed_while_a_prompt_stands_in_line_it_need_not_compute",),
     ),
     Mutant(
+        "prefix-same-step",
+        "two prompts that begin alike are not computed twice in one step",
+        _prefill("if 2 * self._saved_by_waiting(attempt, begun) >= num_tokens:", "if False:"),
+        (f"{_CACHE}test_a_prompt_half_of_which_another_is_about_to_compute_waits_for_that_step",),
+    ),
+    Mutant(
         "prefix-pinned",
         "a block is given away when the last of those that read it has let go of it",
         _pool("if others: continue", "if False:\n                continue"),

@@ -107,6 +107,27 @@ def test_what_is_computed_while_a_prompt_stands_in_line_it_need_not_compute(leng
         answered(cluster, uid, prompt, 2)
 
 
+@pytest.mark.parametrize(("common", "waits"), [(8, True), (4, False), (0, False)])
+def test_a_prompt_half_of_which_another_is_about_to_compute_waits_for_that_step(common: int, waits: bool) -> None:
+    """Both would fit into the one step."""
+    cluster = Cluster(num_blocks=32)
+    runner = cluster.runners["p0"]
+    given = starts(runner)
+    runner.step = lambda: None  # type: ignore[method-assign]  # a step that does not end yet
+    first = (*range(300, 305),)
+    cluster.submit(first, 2)
+    cluster.run(lambda: len(given) == 1, 5)
+    other = (*PROMPT[:common], *(token + 100 for token in PROMPT[common:]))
+    uids = [cluster.submit(prompt, 2) for prompt in (PROMPT, other)]
+    cluster.run(lambda: len(runner.machine.table) == 3, 5)
+    del runner.step
+    runner.step()
+    cluster.run(lambda: len(given) == 3, 5)
+    assert [job.num_computed for job in given] == [0, 0, common if waits else 0]
+    for uid, prompt in zip(uids, (PROMPT, other), strict=True):
+        assert answered(cluster, uid, prompt, 2) == (common if waits and prompt is other else 0)
+
+
 def test_a_shared_block_is_pinned_until_the_last_pull_is_acknowledged() -> None:
     cluster = Cluster()
     first = cluster.submit(PROMPT)
