@@ -5,7 +5,7 @@ lane (thread)  does
 =============  ==========================================================================
 node           drives the machine: events in, effects out; nothing here blocks
 engine         model steps
-mover          seals and pulls KV blocks
+mover          seals, checks and pulls KV blocks
 ledger         questions to the ledger, all that wait in one round trip
 bells          rings doorbells
 link           calls between nodes (in ``app.link``)
@@ -103,7 +103,7 @@ class NodeHost:
         self._transport = KVReader()
         self._engine_lane = EngineLane(engine, self._post, crashed)
         self._mover = Mover(engine, self._transport, self._between_steps)
-        self._mover_lane: Lane[do.Seal | do.Pull] = Lane("mover", self._move, crashed)
+        self._mover_lane: Lane[do.Seal | do.Check | do.Pull] = Lane("mover", self._move, crashed)
         self._moving = ""
         """The handoff that the mover is at, or was at last."""
         self._ledger_lane: Lane[do.Ask] = Lane("ledger", self._ask, crashed)
@@ -279,7 +279,7 @@ class NodeHost:
                     self._ledger_lane.put(effect)
                 case do.Start() | do.Extend() | do.Stop():
                     self._engine_lane.put(effect)
-                case do.Seal() | do.Pull():
+                case do.Seal() | do.Check() | do.Pull():
                     self._mover_lane.put(effect)
                 case do.Call():
                     self._call(effect)
@@ -318,11 +318,11 @@ class NodeHost:
             else:
                 self._post(on.Answered(question.tag, answer))
 
-    def _move(self, jobs: list[do.Seal | do.Pull]) -> None:
+    def _move(self, jobs: list[do.Seal | do.Check | do.Pull]) -> None:
         for job in jobs:
             self._mover_lane.entered()
             self._moving = job.key
-            self._post(self._mover.seal(job) if isinstance(job, do.Seal) else self._mover.pull(job))
+            self._post(self._mover.move(job))
 
     def _say_last_words(self, part: str, why: str) -> None:
         """Hand back what is here: ``part`` is dead or stuck, and the process is about to end."""

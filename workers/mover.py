@@ -1,4 +1,4 @@
-"""The KV mover's work: seal a node's own blocks for a peer, pull a peer's blocks into its own pool."""
+"""The KV mover's work: seal a node's own blocks for a peer, check them, pull a peer's blocks into its own pool."""
 
 from __future__ import annotations
 
@@ -39,6 +39,22 @@ class Mover:
         if tuple(int(pool.generations[block]) for block in job.blocks) != job.generations:
             return on.Sealed(job.key, None, error="a block was given to its next use before it was handed over")
         return on.Sealed(job.key, pool.location(), digests)
+
+    def check(self, job: do.Check) -> on.Checked:
+        """Digest what the blocks hold now; on a device, what lies there."""
+        if self._engine.staged:
+            self._between_steps(lambda: self._engine.export(job.blocks))
+        return on.Checked(job.key, tuple(digest.hex() for digest in self._engine.pool.digest(job.blocks)))
+
+    def move(self, job: do.Seal | do.Check | do.Pull) -> on.Sealed | on.Checked | on.Pulled:
+        """Do one job."""
+        match job:
+            case do.Seal():
+                return self.seal(job)
+            case do.Check():
+                return self.check(job)
+            case do.Pull():
+                return self.pull(job)
 
     def pull(self, job: do.Pull) -> on.Pulled:
         """Copy and validate. Returns only once nothing writes to the target blocks any more."""

@@ -100,6 +100,14 @@ class Seal:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """Digest ``blocks`` as they are now; comes back as Checked."""
+
+    key: str
+    blocks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Pull:
     """Copy a peer's blocks into ours and validate the copy; comes back as Pulled."""
 
@@ -126,4 +134,6 @@ class Log:
     level: str = "info"
 
 
-Effect = Ask | Call | ReplyTo | Ring | RingSelf | BellDone | Start | Extend | Stop | Seal | Pull | Register | Log
+Effect = (
+    Ask | Call | ReplyTo | Ring | RingSelf | BellDone | Start | Extend | Stop | Seal | Check | Pull | Register | Log
+)

@@ -115,6 +115,14 @@ class Sealed:
 
 
 @dataclass(frozen=True, slots=True)
+class Checked:
+    """What the blocks of ``key`` hold now has these digests. Answers Check."""
+
+    key: str
+    digests: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Pulled:
     """The mover has stopped writing for ``key``; ``reason`` is empty when everything arrived. Answers Pull."""
 
@@ -153,4 +161,4 @@ class HandBackAsked:
 
 HostEvent = Registered | RegistrationLost | LedgerRestarted | DrainAsked | HandBackAsked
 """What the host says about the whole node."""
-Event = BellRang | Answered | AskFailed | Called | CallEnded | Stepped | Stopped | Sealed | Pulled | HostEvent
+Event = BellRang | Answered | AskFailed | Called | CallEnded | Stepped | Stopped | Sealed | Checked | Pulled | HostEvent

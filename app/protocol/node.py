@@ -59,7 +59,7 @@ class Node(Holding[H]):
             case on.Stepped():
                 for sample in event.samples:
                     self._sampled(sample)
-            case on.Stopped() | on.Sealed() | on.Pulled():
+            case on.Stopped() | on.Sealed() | on.Checked() | on.Pulled():
                 self._worked(event)
             case _:
                 self._told(event)
@@ -99,7 +99,7 @@ class Node(Holding[H]):
     def _sampled(self, sample: on.Sample) -> None: ...
 
     @abstractmethod
-    def _worked(self, event: on.Stopped | on.Sealed | on.Pulled) -> None:
+    def _worked(self, event: on.Stopped | on.Sealed | on.Checked | on.Pulled) -> None:
         """Engine or mover are done with something."""
 
     @abstractmethod

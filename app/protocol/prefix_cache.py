@@ -2,7 +2,8 @@
 
 A full block is known by the key of all tokens up to its end. Its KV depends on nothing else, so whoever begins with the
 same tokens may start after it. Only blocks whose KV a step has written to the end without an error get a key; a block
-that somebody uses is pinned, and is neither given away nor written to.
+that somebody uses is pinned, and is neither given away nor written to. Each is digested before its first holder lets go
+of it, and compared with that digest before anybody starts from it: memory that went bad meanwhile costs time only.
 """
 
 from __future__ import annotations
@@ -44,6 +45,8 @@ class CacheCounts:
     cached_tokens: int = 0
     """Read from blocks instead of computed."""
     evicted_blocks: int = 0
+    corrupted_blocks: int = 0
+    """Whose bytes were not those that had been digested: dropped, and computed anew."""
 
     def started(self, num_tokens: int, num_computed: int) -> None:
         """A prompt of ``num_tokens`` enters the engine, the first ``num_computed`` of which it need not compute."""
@@ -151,6 +154,14 @@ class PrefixPool(BlockPool):
         for block, digest in zip(blocks, digests, strict=True):
             self._check_owner(block, owner)
             self._digest[block] = digest
+
+    def intact(self, blocks: Sequence[int], found: Sequence[str]) -> int:
+        """So many of the first ``blocks`` have the digest that was ``found`` of their bytes now. One that was never
+        digested counts as changed."""
+        for number, (block, digest) in enumerate(zip(blocks, found, strict=True)):
+            if not digest or digest != self._digest[block]:
+                return number
+        return len(blocks)
 
     def owner_of(self, block: int) -> tuple[str, BlockState]:
         """The first holder ("" for none) and state of one block."""

@@ -121,7 +121,7 @@ class Process:
         self.running: dict[str, Running] = {}
         """Sequences of the engine; while it has any, a step runs unless it stands ``between`` two."""
         self.between = True
-        self.jobs: list[do.Seal | do.Pull] = []
+        self.jobs: list[do.Seal | do.Check | do.Pull] = []
         self.copied = False
         """The mover has copied what its first job pulls, and not yet validated it."""
         self.bells = 0
@@ -146,7 +146,7 @@ class Process:
             match effect:
                 case do.Start() | do.Extend() | do.Stop():
                     self.inbox.append(effect)
-                case do.Seal() | do.Pull():
+                case do.Seal() | do.Check() | do.Pull():
                     self.jobs.append(effect)
                 case do.BellDone():
                     self.bells -= 1
@@ -220,8 +220,11 @@ class Process:
     # the mover
 
     def seal(self) -> None:
-        """Digest the blocks of the first job, then read their generations again (rule 6)."""
+        """Digest the blocks of the first job; of a seal, then read their generations again (rule 6)."""
         job = self.jobs.pop(0)
+        if isinstance(job, do.Check):
+            self.hear(on.Checked(job.key, tuple(self.memory.digest(block) for block in job.blocks)))
+            return
         assert isinstance(job, do.Seal)
         digests = tuple(known or self.memory.digest(block) for block, known in zip(job.blocks, job.known, strict=True))
         if self.memory.view(job.blocks)[1] != job.generations:

@@ -168,9 +168,11 @@ def forget(process: Process, stale: frozenset[str]) -> None:
 
 
 def _number_tags(machine: Any) -> Tags:
-    """From 1: questions, then calls, then timers, each in the order in which they were given. Timers that are due at
-    once run in that order; of all others only equality is ever looked at."""
-    tags = {old: new for new, old in enumerate([*sorted(machine._questions), *sorted(machine._calls)], 1)}
+    """From 1: questions, then calls, then timers. Questions and timers in the order in which they were given, in which
+    timers that are due at once run; of calls only equality is ever looked at: they come in the order of what they are
+    about, so that which of two was made first tells no states apart."""
+    calls = sorted(machine._calls, key=lambda tag: _order((0.0, tag, machine._calls[tag])))
+    tags = {old: new for new, old in enumerate([*sorted(machine._questions), *calls], 1)}
     machine._questions = {tags[old]: question for old, question in machine._questions.items()}
     machine._calls = {tags[old]: then for old, then in machine._calls.items()}
     machine._timers = [(at, len(tags) + number, what) for number, (at, _, what) in enumerate(machine._timers, 1)]

@@ -68,7 +68,7 @@ class Facts(NamedTuple):
     """It was asked to drain, and nothing holds it any more."""
     timer_ms: int | None
     engine_works: bool
-    job: do.Seal | do.Pull | None
+    job: do.Seal | do.Check | do.Pull | None
     copied: bool
     num_tags: int
     """Questions and calls on their way; their tags are 1 up to this."""

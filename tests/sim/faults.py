@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from app.protocol.commands import Bell, Command
 from app.protocol.messages import Message
+from app.protocol.tables import BlockState
 from tests.sim.fates import FINE, ON_TIME, CallFate, Delays
 from tests.sim.mangle import mangle
 
@@ -184,6 +185,19 @@ class Faults:
         """A block has been copied from a peer into ``memory``."""
         if self.active and self._strikes(Fault.KV_CORRUPTED):
             self._world.note(incarnation, "fault", "", Fault.KV_CORRUPTED, block)
+            memory.blocks[block][self.pick(len(memory.blocks[block]))] ^= 1 << self.pick(60)
+
+    def rots(self, node: KVNode) -> None:
+        """Bytes of a block, or of all, that ``node`` has cached, and that nobody holds, may go bad now."""
+        if not (self.active and self._strikes(Fault.KV_CORRUPTED)):
+            return
+        pool, memory = node.machine.pool, node.memory
+        cached = [block for block in range(pool.num_blocks) if pool.owner_of(block)[1] is BlockState.CACHED]
+        if cached and self.coin():
+            cached = [cached[self.pick(len(cached))]]
+        for block in cached:
+            self._world.note(node.name, "fault", "", Fault.KV_CORRUPTED, block)
+            self._world.count("cached block corrupted")
             memory.blocks[block][self.pick(len(memory.blocks[block]))] ^= 1 << self.pick(60)
 
     def breaks_sequence(self, node: str, uid: str) -> bool:

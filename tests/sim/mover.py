@@ -15,6 +15,7 @@ from tests.sim.process import Part
 if TYPE_CHECKING:
     from tests.sim.node import KVNode
 
+Job = do.Seal | do.Check | do.Pull
 _MAY_WRITE = (BlockState.PULLING,)
 
 
@@ -31,9 +32,9 @@ class Mover(Part):
         """The handoff of the running job, or of the last one."""
         self.stuck = False
         """A job that is running, or begins, never ends."""
-        self._jobs: deque[do.Seal | do.Pull] = deque()
+        self._jobs: deque[Job] = deque()
 
-    def put(self, job: do.Seal | do.Pull) -> None:
+    def put(self, job: Job) -> None:
         """Hand over a job."""
         self._jobs.append(job)
         if self.entered_at is None:
@@ -48,22 +49,25 @@ class Mover(Part):
         self.entered_at = world.timeline.now
         job = self._jobs.popleft()
         self.moving = job.key
-        if isinstance(job, do.Seal):
+        if not isinstance(job, do.Pull):
             self.after(len(job.blocks) * world.pace.block(), self._seal, job)
         else:
             self.after(world.pace.thread(), self._open, job)
 
-    def _end(self, event: on.Sealed | on.Pulled) -> None:
+    def _end(self, event: on.Sealed | on.Checked | on.Pulled) -> None:
         self.entered_at = None
         self.process.post(event)
         if self._jobs and self.entered_at is None:
             self._start()
 
-    def _seal(self, job: do.Seal) -> None:
-        """Digest the blocks, then re-read the generations at which they were taken (rule 6)."""
+    def _seal(self, job: do.Seal | do.Check) -> None:
+        """Digest the blocks; of a seal, then re-read the generations at which they were taken (rule 6)."""
         if self.stuck:
             return
         node, memory = self.process, self.process.memory
+        if isinstance(job, do.Check):
+            self._end(on.Checked(job.key, tuple(memory.digest(block) for block in job.blocks)))
+            return
         digests = tuple(known or memory.digest(block) for block, known in zip(job.blocks, job.known, strict=True))
         if tuple(memory.generations[block] for block in job.blocks) != job.generations:
             self._end(on.Sealed(job.key, None, error="a block was given to its next use before it was handed over"))

@@ -6,7 +6,7 @@ ledger go out in one round trip; heartbeats carry the watchdog; a bell is in fli
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
 Role = Literal["prefill", "decode"]
 _AUDIT_EVERY = 16
+_CACHE_COUNTS = {"evicted_blocks": "cached block evicted", "corrupted_blocks": "corrupted block dropped"}
 
 
 class LedgerLane(Part):
@@ -92,7 +93,7 @@ class KVNode(Process):
         self._inbox: list[on.Event] = []
         self._looking = False
         self._looks = 0
-        self._evicted = 0
+        self._cache_counts: Mapping[str, int] = {}
         self._alarm: float | None = None
         self._bells: set[str] = set()
         """Bells in flight."""
@@ -103,6 +104,7 @@ class KVNode(Process):
             do.Extend: self.engine.put,
             do.Stop: self.engine.put,
             do.Seal: self.mover.put,
+            do.Check: self.mover.put,
             do.Pull: self.mover.put,
             do.Call: self.link.call,
             do.ReplyTo: self._reply,
@@ -169,9 +171,7 @@ class KVNode(Process):
                 self._perform[type(effect)](effect)
         except IllegalStep as error:
             raise self.world.violation(f"{self.name}: {error}") from error
-        evicted = machine.cache_counts().get("evicted_blocks", 0)
-        self.world.counts["cached block evicted"] += evicted - self._evicted
-        self._evicted = evicted
+        self._count_cache()
         deadline = machine.next_deadline
         if deadline is not None and (self._alarm is None or deadline < self._alarm):
             self._alarm = deadline
@@ -181,6 +181,12 @@ class KVNode(Process):
             self.audit()
         if machine.wants_bells and not self._inbox and not self.last_words.begun:
             self.world.broker.listens(self)
+
+    def _count_cache(self) -> None:
+        counts = self.machine.cache_counts()
+        for name, what in _CACHE_COUNTS.items():
+            self.world.counts[what] += counts.get(name, 0) - self._cache_counts.get(name, 0)
+        self._cache_counts = counts
 
     def _wake(self, alarm: float) -> None:
         if self._alarm == alarm:
@@ -219,6 +225,7 @@ class KVNode(Process):
         self.world.note(self.name, "hears", bell.uid, bell)
         bell_id = self.draw()
         self._bells.add(bell_id)
+        self.world.faults.rots(self)
         self.post(on.BellRang(bell_id, bell.uid, bell.attempt))
 
     # what the heartbeats tell

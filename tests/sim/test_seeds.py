@@ -12,7 +12,12 @@ from tests.sim.scenario import Kind
 from tests.sim.soak import Total, run_seeds
 
 SEEDS = 300
-RARE: dict[Kind, int] = {Fault.MESSAGE_MANGLED: 60, Disaster.NODE_DRAINS: 120, Fault.MESSAGE_LOST: 120}
+RARE: dict[Kind, int] = {
+    Fault.MESSAGE_MANGLED: 60,
+    Disaster.NODE_DRAINS: 120,
+    Fault.MESSAGE_LOST: 120,
+    Fault.KV_CORRUPTED: 40,
+}
 """Kinds that run alone too, in so many seeds: what comes of them is seldom seen among all the others."""
 CANNOT_OCCUR = {
     # An attempt draws each token once; of tokens that an earlier one has drawn otherwise only web can tell.
@@ -65,6 +70,10 @@ def test_messages_are_refused_for_every_reason(with_rare: Total, reason: Refusal
 @pytest.mark.parametrize("what", ["prompt found in the cache", "cached block shared", "cached block evicted"])
 def test_the_prefix_cache_is_used(total: Total, what: str) -> None:
     assert total.counts[what] > 50
+
+
+def test_cached_blocks_go_bad_and_are_found_out_before_anybody_starts_from_them(with_rare: Total) -> None:
+    assert with_rare.counts["cached block corrupted"] > with_rare.counts["corrupted block dropped"] > 10
 
 
 def test_every_outcome_occurs_and_most_requests_finish(total: Total) -> None:

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import xxhash
 
 from app.kv import KVPool
 from app.protocol import effects as do
+from app.protocol import events as on
 from workers.mover import Mover
 
 BLOCKS = (2, 0)
@@ -78,3 +80,17 @@ def test_a_block_that_was_given_away_while_it_was_digested_is_not_sealed(
 
     monkeypatch.setattr(pool, "digest", meanwhile)
     assert seal(pool, taken).error
+
+
+@pytest.mark.parametrize("staged", [False, True])
+def test_a_check_tells_what_the_blocks_hold_now_on_a_device_what_lies_there(pool: KVPool, staged: bool) -> None:
+    def export(blocks: Sequence[int]) -> None:
+        pool.blocks[list(blocks)] = 7
+
+    made: Any = SimpleNamespace(pool=pool, staged=staged, export=export)
+    transport: Any = None
+    pool.blocks[2] = 99
+    checked = Mover(made, transport, lambda what: what()).move(do.Check("key", BLOCKS))
+    expected = (7, 7) if staged else (99, 0)
+    digests = [xxhash.xxh3_128_hexdigest(bytes([value]) * 4096) for value in expected]
+    assert checked == on.Checked("key", tuple(digests))

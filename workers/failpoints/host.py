@@ -74,12 +74,12 @@ class FailingHost(NodeHost):
         self._called[call.tag] = call.message
         super()._call(call)
 
-    def _move(self, jobs: list[do.Seal | do.Pull]) -> None:
+    def _move(self, jobs: list[do.Seal | do.Check | do.Pull]) -> None:
         for job in jobs:
             if isinstance(job, do.Pull):
                 self._orders.reached(Point.AFTER_COMMIT, job.key)
                 self._halving.key = job.key
-            else:
+            elif isinstance(job, do.Seal):
                 self._sealing = job.blocks
             super()._move([job])
 

@@ -144,7 +144,7 @@ class Receiving(Node[Lease]):
         )
         return ACCEPTED
 
-    def _worked(self, event: on.Stopped | on.Sealed | on.Pulled) -> None:
+    def _worked(self, event: on.Stopped | on.Sealed | on.Checked | on.Pulled) -> None:
         match event:
             case on.Pulled():
                 lease = self.table.get(event.key)

@@ -15,9 +15,9 @@ class Phase(StrEnum):
     """Where a claimed attempt stands on the prefill node."""
 
     IN_LINE = "in_line"
-    COMPUTING = "computing"  # in the engine, or about to be: its stamp is on the way to the ledger
-    COMPUTED = "computed"  # first token known; waits for a grant
-    SEALING = "sealing"  # first token on its way to the ledger, blocks being digested
+    COMPUTING = "computing"  # in the engine, or about to be: its stamp or the check of known blocks is on the way
+    COMPUTED = "computed"  # first token known, blocks being digested; waits for a grant
+    SEALING = "sealing"  # grant held; first token on its way to the ledger, blocks perhaps still being digested
     COMMITTING = "committing"  # COMMIT sent
     COMMITTED = "committed"  # receipt acknowledged; the result of the pull is awaited
 

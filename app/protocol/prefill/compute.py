@@ -1,7 +1,8 @@
 """The first half of a prefill node's work: claim → stand in line → compute → first token known.
 
 What is claimed stands in line. When the engine is empty the head of the line enters it, as much as one step takes, and
-is stamped in the ledger before: if the node dies then, only those may have been what killed it.
+is stamped in the ledger before: if the node dies then, only those may have been what killed it. Known blocks that it
+starts from are digested anew by the mover meanwhile: nothing is computed from bytes that are not what was sealed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
+from itertools import takewhile
 
 from app.protocol import effects as do
 from app.protocol import events as on
@@ -142,7 +144,7 @@ class Computing(Node[Attempt]):
         """Fill an empty engine with what one step takes, each as soon as the ledger knows that it enters."""
         if not self._line or self._engine_busy():
             return
-        budget = self.config.max_num_batched_tokens
+        budget, begun = self.config.max_num_batched_tokens, set[str]()
         while self._line:
             fence = self._line[0]
             attempt = self.table.get(fence)
@@ -153,13 +155,24 @@ class Computing(Node[Attempt]):
             num_tokens = attempt.num_tokens - attempt.num_computed(self.config.block_size_tokens)
             if num_tokens > budget and budget < self.config.max_num_batched_tokens:
                 return
+            if 2 * self._saved_by_waiting(attempt, begun) >= num_tokens:
+                return
             self._line.popleft()
             budget -= num_tokens
+            begun |= set(attempt.keys[attempt.num_cached :])
             attempt.phase = Phase.COMPUTING
-            if attempt.stamped:
-                self._start(fence, attempt)
-            else:
+            if attempt.num_cached:
+                attempt.mover_busy = True
+                self._out.append(do.Check(fence, attempt.blocks[: attempt.num_cached]))
+            if not attempt.stamped:
                 self._ask(self._stamp(attempt, in_step=True), partial(self._stamped, fence, attempt))
+            self._start_when_ready(fence, attempt)
+
+    def _saved_by_waiting(self, attempt: Attempt, begun: set[str]) -> int:
+        """Tokens that it need not compute if it enters after those about to compute the blocks ``begun``. Where
+        that is half of them or more, it waits for that one step."""
+        wanted = attempt.keys[attempt.num_cached : len(attempt.blocks) - 1]
+        return self.config.block_size_tokens * sum(1 for _ in takewhile(begun.__contains__, wanted))
 
     def _pin_more(self, fence: str, attempt: Attempt) -> None:
         """What was computed while it stood in line, it need not compute itself: its own blocks for that come free."""
@@ -181,9 +194,38 @@ class Computing(Node[Attempt]):
             return
         if answer.status is StampStatus.OK:
             attempt.stamped = True
-            self._start(fence, attempt)
+            self._start_when_ready(fence, attempt)
         else:
             self._over(fence, attempt, answer.status.lower())
+
+    def _checked(self, fence: str, attempt: Attempt, digests: tuple[str, ...]) -> None:
+        """The mover has read the known blocks: from the first that has changed on, all is computed anew."""
+        num_intact = self.pool.intact(attempt.blocks[: attempt.num_cached], digests)
+        if num_intact < attempt.num_cached:
+            self._drop_known(fence, attempt, num_intact)
+        if not attempt.ending:
+            self._start_when_ready(fence, attempt)
+
+    def _drop_known(self, fence: str, attempt: Attempt, num_intact: int) -> None:
+        """Known blocks after the first ``num_intact`` are known no more; blocks of its own take their place. Others
+        may still hold those that were dropped: then there may be no room for that here, through nobody's fault."""
+        before, dropped = attempt.blocks[:num_intact], attempt.blocks[num_intact : attempt.num_cached]
+        after = attempt.blocks[attempt.num_cached :]
+        self._log("cached KV corrupted", attempt, "error", block=dropped[0], dropped=len(dropped))
+        self.pool.cache.corrupted_blocks += 1
+        self.pool.forget(dropped)
+        self.pool.give_back(dropped, fence)
+        fits = len(dropped) <= self.pool.free
+        own = self.pool.take(len(dropped), fence, BlockState.RUNNING) if fits else ()
+        attempt.blocks, attempt.num_cached = (*before, *own, *after), num_intact
+        attempt.generations = self.pool.generations(attempt.blocks)
+        if not fits:
+            detail = "cached KV was corrupted, and there is no room to compute it anew"
+            self._fail(fence, attempt, FailureKind.OVERLOAD, FailureReason.ENGINE_ERROR, detail)
+
+    def _start_when_ready(self, fence: str, attempt: Attempt) -> None:
+        if attempt.stamped and not attempt.mover_busy:
+            self._start(fence, attempt)
 
     def _start(self, fence: str, attempt: Attempt) -> None:
         attempt.in_engine = True
@@ -226,9 +268,13 @@ class Computing(Node[Attempt]):
         self._next_in_line()
 
     def _publish(self, fence: str, attempt: Attempt) -> None:
-        """A step has computed all of it without an error: its full blocks are known from now on."""
+        """A step has computed all of it without an error: its full blocks are known from now on. They are digested at
+        once, before it lets go of them: who starts from them later compares. That it may need to hand them over."""
         self.pool.move(attempt.blocks[attempt.num_cached :], fence, BlockState.HELD)
         self.pool.publish(attempt.blocks, fence, attempt.keys)
+        attempt.mover_busy = True
+        known = self.pool.digests(attempt.blocks)
+        self._out.append(do.Seal(fence, attempt.blocks, attempt.generations, known))
 
     def _end_with(self, fence: str, attempt: Attempt, sample: on.Sample, finish: FinishReason) -> None:
         """The first token ends the answer: tokens and end in one step (rule 8), no grant needed."""

@@ -1,11 +1,10 @@
-"""The second half: (grant held) → first token told and blocks sealed → COMMIT → pull acknowledged → blocks free."""
+"""The second half: (grant held, blocks sealed) → first token told → COMMIT → pull acknowledged → blocks free."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
 
-from app.protocol import effects as do
 from app.protocol import events as on
 from app.protocol.commands import EmitAnswer, EmitStatus, FailureKind, HeldClaim, HeldLease, HoldingsAnswer
 from app.protocol.messages import (
@@ -78,16 +77,13 @@ class PrefillNode(Computing):
         return ACCEPTED
 
     def _hand_over(self, fence: str, attempt: Attempt) -> None:
-        """Prefill done and grant held: tell the first token, digest the blocks; COMMIT when both are done."""
+        """Prefill done and grant held: tell the first token. COMMIT when that is done and the blocks are digested."""
         if attempt.ending or attempt.phase is not Phase.COMPUTED or attempt.grant is None:
             return
         attempt.phase = Phase.SEALING
-        attempt.mover_busy = True
         emit = self._emit(attempt, (attempt.token,), (attempt.logprobs,) if attempt.logprobs else ())
         # Asked once: where its outcome is unknown, ``activate`` writes the token if the ledger lost it.
         self._ask(emit, partial(self._first_token_told, fence, attempt), tries=0)
-        known = self.pool.digests(attempt.blocks)
-        self._out.append(do.Seal(fence, attempt.blocks, attempt.generations, known))
 
     def _first_token_told(self, fence: str, attempt: Attempt, answer: EmitAnswer | None) -> None:
         if attempt.ending:
@@ -98,7 +94,7 @@ class PrefillNode(Computing):
         else:
             self._emit_refused(fence, attempt, answer)
 
-    def _worked(self, event: on.Stopped | on.Sealed | on.Pulled) -> None:
+    def _worked(self, event: on.Stopped | on.Sealed | on.Checked | on.Pulled) -> None:
         match event:
             case on.Sealed():
                 attempt = self.table.get(event.key)
@@ -114,6 +110,15 @@ class PrefillNode(Computing):
                 else:
                     attempt.sealed = event
                     self._commit(event.key, attempt)
+            case on.Checked():
+                attempt = self.table.get(event.key)
+                if attempt is None:
+                    return
+                attempt.mover_busy = False
+                if attempt.ending:
+                    self._free_if_over(event.key, attempt)
+                else:
+                    self._checked(event.key, attempt, event.digests)
             case on.Stopped():
                 attempt = self.table.get(event.key)
                 if attempt is not None:

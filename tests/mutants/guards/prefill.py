@@ -137,7 +137,8 @@ PREFILL = (
         "stamp-before-step",
         "what a node's loss may have killed is known: nothing enters the engine unstamped",
         _prefill(
-            "if attempt.stamped: self._start(fence, attempt)", "if True:\n                self._start(fence, attempt)"
+            "if attempt.stamped and not attempt.mover_busy:",
+            "if not attempt.mover_busy:",
         ),
         (f"{_FAILURE}test_what_the_engine_computes_was_stamped_before",),
     ),

@@ -49,6 +49,12 @@ PREFIX_CACHE = (
         (f"{_CACHE}test_what_is_computed_while_a_prompt_stands_in_line_it_need_not_compute",),
     ),
     Mutant(
+        "prefix-same-step",
+        "two prompts that begin alike are not computed twice in one step",
+        _prefill("if 2 * self._saved_by_waiting(attempt, begun) >= num_tokens:", "if False:"),
+        (f"{_CACHE}test_a_prompt_half_of_which_another_is_about_to_compute_waits_for_that_step",),
+    ),
+    Mutant(
         "prefix-pinned",
         "a block is given away when the last of those that read it has let go of it",
         _pool("if others: continue", "if False:\n                continue"),
@@ -72,8 +78,47 @@ PREFIX_CACHE = (
         _prefill("if reason in _KV_IN_DOUBT:", "if False:"),
         (
             f"{_CACHE}test_an_engine_error_leaves_nothing_and_the_next_attempt_starts_from_nothing",
-            f"{_CACHE}test_a_known_block_whose_bytes_have_changed_is_found_out_and_used_no_more",
+            f"{_CACHE}test_a_block_that_changes_between_check_and_pull_is_found_out_by_the_pull",
         ),
+    ),
+    Mutant(
+        "prefix-checked",
+        "nothing is computed from known blocks before their bytes were compared",
+        _prefill("if attempt.stamped and not attempt.mover_busy:", "if attempt.stamped:"),
+        (f"{_CACHE}test_a_known_block_whose_bytes_have_changed_is_found_out_and_computed_anew",),
+    ),
+    Mutant(
+        "prefix-intact",
+        "cached bytes that have changed are used by nobody",
+        _pool("if not digest or digest != self._digest[block]:", "if not digest:"),
+        (
+            f"{_POOL}test_blocks_are_intact_up_to_the_first_that_has_changed",
+            f"{_CACHE}test_a_known_block_whose_bytes_have_changed_is_found_out_and_computed_anew",
+        ),
+    ),
+    Mutant(
+        "prefix-undigested",
+        "a block that was never digested is as good as changed",
+        _pool("if not digest or digest != self._digest[block]:", "if digest != self._digest[block]:"),
+        (f"{_POOL}test_what_was_never_digested_is_not_intact",),
+    ),
+    Mutant(
+        "prefix-digested-first",
+        "a block is digested before the one who computed it lets go of it",
+        _prefill("attempt.mover_busy = True known =", "known ="),
+        (f"{_CACHE}test_what_is_cached_was_digested_before_its_first_holder_let_go_of_it",),
+    ),
+    Mutant(
+        "prefix-dropped",
+        "what was found changed is known no more, nor is what follows it",
+        _prefill("self.pool.forget(dropped)", "pass"),
+        (f"{_CACHE}test_a_known_block_whose_bytes_have_changed_is_found_out_and_computed_anew",),
+    ),
+    Mutant(
+        "prefix-no-room-for-dropped",
+        "others may still hold what was dropped: then there may be no room to compute it here",
+        _prefill("fits = len(dropped) <= self.pool.free", "fits = True"),
+        (f"{_CACHE}test_where_a_dropped_block_leaves_no_room_the_attempt_comes_again_through_nobodys_fault",),
     ),
     Mutant(
         "prefix-known-digest",

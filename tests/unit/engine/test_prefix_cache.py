@@ -95,3 +95,35 @@ def test_in_chunks_and_at_once_a_tiny_model_draws_the_same_from_every_block_on(
     tokens = driver.run()
     assert [tokens[name] for name in names] == [expected] * len(names)
     engine.close()
+
+
+def test_partly_hit_at_every_offset_a_tiny_model_computes_the_same_logits_to_the_last_bit(
+    tiny_folder: Callable[..., TinyFolder], new_engine: Callable[..., Engine], drive: Drive
+) -> None:
+    """Another prompt has its first ``offset`` tokens in common: full blocks of them are taken over."""
+    engine = new_engine(tiny_folder(), block_size_tokens=BLOCK_TOKENS, num_blocks=256, max_num_seqs=5)
+    seen: dict[tuple[str, int], bytes] = {}
+    forward = engine._model.forward
+
+    def recording(batch: Any) -> Any:
+        logits = forward(batch)
+        for chunk, row in zip(batch.sampling_chunks, logits, strict=True):
+            seen[chunk.sequence.key, len(chunk.sequence.output_ids)] = row.tobytes()
+        return logits
+
+    engine._model.forward = recording  # type: ignore[method-assign]
+    prompt = [(7 * place) % 97 for place in range(3 * BLOCK_TOKENS + 2)]
+    driver = drive(engine, reserve_tokens=3)
+    driver.add("cold", prompt, greedy(3))
+    expected = driver.run()["cold"]
+    for offset in range(len(prompt) + 1):
+        begun, name = f"begun {offset}", f"after {offset}"
+        driver.add(begun, [*prompt[:offset], 17, 19, 23], greedy(1), one_token=True)
+        driver.run()
+        known = min(offset, len(prompt) - 1) // BLOCK_TOKENS
+        own = driver.allocate(name, len(prompt) + 3 - known * BLOCK_TOKENS)
+        driver.blocks[name] = [*driver.blocks[begun][:known], *own]
+        driver.add(name, prompt, greedy(3), num_computed=known * BLOCK_TOKENS)
+        assert driver.run()[name] == expected
+        assert [seen[name, index] for index in range(3)] == [seen["cold", index] for index in range(3)], offset
+    engine.close()

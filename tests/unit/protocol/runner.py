@@ -8,7 +8,7 @@ from app.protocol import effects as do
 from app.protocol import events as on
 from app.protocol.messages import Message, Reply
 from tests.sim.engine import Chunk, Engine, Sequence
-from tests.sim.mover import Mover
+from tests.sim.mover import Job, Mover
 from tests.sim.node import KVNode, Role
 from tests.sim.scenario import Scenario, Shape
 from tests.sim.wires import Link
@@ -34,14 +34,14 @@ class HandledMover(Mover):
 
     process: Node
 
-    def put(self, job: do.Seal | do.Pull) -> None:
+    def put(self, job: Job) -> None:
         self.after(TICK, self._do, job)
 
-    def _do(self, job: do.Seal | do.Pull) -> None:
-        if isinstance(job, do.Seal):
-            self.process.runner.seal(job)
-        else:
+    def _do(self, job: Job) -> None:
+        if isinstance(job, do.Pull):
             self.process.runner.pull(job)
+        else:
+            self.process.runner.seal(job)
 
 
 class HandledLink(Link):
@@ -81,6 +81,7 @@ class Node(KVNode):
                 do.Extend: lambda job: self.runner.extend(job),
                 do.Stop: lambda job: self.runner.stop(job),
                 do.Seal: self.mover.put,
+                do.Check: self.mover.put,
                 do.Pull: self.mover.put,
                 do.Register: lambda effect: world.cluster.register(self.runner),
             }
@@ -188,7 +189,7 @@ class Runner:
         there = [(sequence, end) for sequence, end in self.chunks if sequence in self.sequences.values()]
         Engine._step_ends(self.node.engine, there)
 
-    def seal(self, job: do.Seal) -> None:
+    def seal(self, job: do.Seal | do.Check) -> None:
         """The mover digests blocks."""
         Mover._seal(self.node.mover, job)
 

@@ -6,12 +6,14 @@ A block holds 4 tokens.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from app.protocol import effects as do
 from app.protocol import events as on
 from app.protocol.commands import Abort, Emit
+from app.protocol.prefix_cache import block_keys
 from app.protocol.tables import BlockState
 from tests.unit.protocol.cluster import Cluster, Runner, reference
 from tests.unit.protocol.rest import come_to_rest
@@ -56,7 +58,14 @@ def test_the_same_prompt_again_is_computed_from_its_last_block_on() -> None:
     assert answered(cluster, cluster.submit(PROMPT)) == 8
     assert [job.num_computed for job in given] == [0, 8]
     assert given[1].blocks[:2] == given[0].blocks[:2]
-    counts = {"prompts": 2, "hits": 1, "computed_tokens": 12, "cached_tokens": 8, "evicted_blocks": 0}
+    counts = {
+        "prompts": 2,
+        "hits": 1,
+        "computed_tokens": 12,
+        "cached_tokens": 8,
+        "evicted_blocks": 0,
+        "corrupted_blocks": 0,
+    }
     assert cluster.runners["p0"].machine.cache_counts() == counts
 
 
@@ -96,6 +105,27 @@ def test_what_is_computed_while_a_prompt_stands_in_line_it_need_not_compute(leng
     assert pool.free == 6 - 2 * len(given[0].blocks) + known, "its own blocks for them are free again"
     for uid in uids:
         answered(cluster, uid, prompt, 2)
+
+
+@pytest.mark.parametrize(("common", "waits"), [(8, True), (4, False), (0, False)])
+def test_a_prompt_half_of_which_another_is_about_to_compute_waits_for_that_step(common: int, waits: bool) -> None:
+    """Both would fit into the one step."""
+    cluster = Cluster(num_blocks=32)
+    runner = cluster.runners["p0"]
+    given = starts(runner)
+    runner.step = lambda: None  # type: ignore[method-assign]  # a step that does not end yet
+    first = (*range(300, 305),)
+    cluster.submit(first, 2)
+    cluster.run(lambda: len(given) == 1, 5)
+    other = (*PROMPT[:common], *(token + 100 for token in PROMPT[common:]))
+    uids = [cluster.submit(prompt, 2) for prompt in (PROMPT, other)]
+    cluster.run(lambda: len(runner.machine.table) == 3, 5)
+    del runner.step
+    runner.step()
+    cluster.run(lambda: len(given) == 3, 5)
+    assert [job.num_computed for job in given] == [0, 0, common if waits else 0]
+    for uid, prompt in zip(uids, (PROMPT, other), strict=True):
+        assert answered(cluster, uid, prompt, 2) == (common if waits and prompt is other else 0)
 
 
 def test_a_shared_block_is_pinned_until_the_last_pull_is_acknowledged() -> None:
@@ -168,19 +198,54 @@ def test_an_answer_that_had_ended_already_was_not_computed() -> None:
     assert cached_blocks(cluster) == 0
 
 
-@pytest.mark.parametrize("moment", ["before it is sealed again", "before it is pulled again"])
-def test_a_known_block_whose_bytes_have_changed_is_found_out_and_used_no_more(moment: str) -> None:
+def kept(runner: Runner, part: str) -> list[Any]:
+    """What ``part`` of the runner is asked to do from now on; nothing of it is done before ``go_on``."""
+    jobs: list[Any] = []
+    setattr(runner, part, jobs.append)
+    return jobs
+
+
+def go_on(runner: Runner, part: str, jobs: list[Any]) -> None:
+    delattr(runner, part)
+    for job in jobs:
+        getattr(runner, part)(job)
+
+
+@pytest.mark.parametrize("block", [0, 1])
+def test_a_known_block_whose_bytes_have_changed_is_found_out_and_computed_anew(block: int) -> None:
     cluster = Cluster()
     runner = cluster.runners["p0"]
     answered(cluster, cluster.submit(PROMPT))
-    given, seal, spoil = starts(runner), runner.seal, iter([True])
+    given = starts(runner)
+    bad = runner.machine.pool.pin(block_keys(PROMPT, 4, ""), "test")
+    runner.machine.pool.give_back(bad, "test")
+    runner.memory[bad[block]][0] ^= 1
+    uid = cluster.submit(PROMPT)
+    assert answered(cluster, uid) == 4 * block
+    assert cluster.snapshot(uid).failures == 0
+    assert [job.num_computed for job in given] == [4 * block]
+    assert not set(bad[block:]) & set(given[0].blocks[:block]), "nor is what follows it"
+    counts = runner.machine.cache_counts()
+    assert (counts["corrupted_blocks"], counts["cached_tokens"], counts["computed_tokens"]) == (
+        1,
+        4 * block,
+        20 - 4 * block,
+    )
+    assert sum(line.event == "cached KV corrupted" for line in runner.log) == 1
+    assert answered(cluster, cluster.submit(PROMPT)) == 8, "what was computed anew is known"
 
-    def spoiled(job: do.Seal) -> None:
-        spoils = next(spoil, False)
-        if spoils and moment == "before it is sealed again":
-            runner.memory[job.blocks[0]][0] ^= 1
+
+def test_a_block_that_changes_between_check_and_pull_is_found_out_by_the_pull() -> None:
+    cluster = Cluster()
+    runner = cluster.runners["p0"]
+    answered(cluster, cluster.submit(PROMPT))
+    given = starts(runner)
+
+    seal, once = runner.seal, iter([True])
+
+    def spoiled(job: do.Seal | do.Check) -> None:
         seal(job)
-        if spoils and moment == "before it is pulled again":
+        if isinstance(job, do.Seal) and next(once, False):
             runner.memory[job.blocks[0]][0] ^= 1
 
     runner.seal = spoiled  # type: ignore[method-assign]
@@ -188,6 +253,59 @@ def test_a_known_block_whose_bytes_have_changed_is_found_out_and_used_no_more(mo
     assert answered(cluster, uid) == 8, "of the attempt that drew the first token"
     assert cluster.snapshot(uid).failures == 1
     assert [job.num_computed for job in given] == [8, 0]
+
+
+def test_where_a_dropped_block_leaves_no_room_the_attempt_comes_again_through_nobodys_fault() -> None:
+    cluster = Cluster(num_blocks=6)
+    prefill, decode = cluster.runners["p0"], cluster.runners["d0"]
+    machine, short = prefill.machine, tuple(range(200, 205))
+    answered(cluster, cluster.submit(PROMPT, 2), max_tokens=2)
+    machine.config = replace(machine.config, link_timeout_s=20.0)
+    pulls, checks = kept(decode, "pull"), kept(prefill, "seal")
+    first = cluster.submit(PROMPT, 2)
+    cluster.run(lambda: bool(checks), 5)
+    go_on(prefill, "seal", checks)
+    cluster.run(lambda: bool(pulls), 5)
+    prefill.memory[pulls[0].source[0]][0] ^= 1
+    checks = kept(prefill, "seal")
+    second = cluster.submit(PROMPT, 2)
+    cluster.run(lambda: bool(checks), 5)
+    third = cluster.submit(short, 2)
+    cluster.run(lambda: machine.pool.free == 0, 5)
+    go_on(prefill, "seal", checks)
+    cluster.run(lambda: cluster.snapshot(second).attempt == 2, 5)
+    assert machine.cache_counts()["corrupted_blocks"] == 1
+    go_on(decode, "pull", pulls)
+    answered(cluster, third, short, 2)
+    for uid, failures in ((first, 1), (second, 0)):
+        answered(cluster, uid, max_tokens=2)
+        assert cluster.snapshot(uid).failures == failures, "the pull of the first finds the same block changed"
+
+
+def test_what_is_cached_was_digested_before_its_first_holder_let_go_of_it() -> None:
+    """Also where nobody was to pull it."""
+    cluster = Cluster()
+    runner = cluster.runners["p0"]
+    seals = slow(cluster, runner, "seal")
+    uid = cluster.submit(PROMPT, 1)
+    cluster.run(cluster.ended(uid), 3)
+    assert cached_blocks(cluster) == 0
+    assert len(seals) == 1
+    cluster.run(lambda: bool(runner.machine.idle), 6)
+    pool = runner.machine.pool
+    cached = [block for block in range(pool.num_blocks) if pool.owner_of(block)[1] is BlockState.CACHED]
+    assert len(cached) == 2 and all(pool.digests(cached))
+
+
+def test_cold_warm_and_partly_hit_at_every_offset_the_answer_is_the_same() -> None:
+    cluster = Cluster(num_blocks=32)
+    for offset in range(len(PROMPT) + 1):
+        salt = f"salt {offset}"
+        begun = (*PROMPT[:offset], *(token + 100 for token in PROMPT[offset:]), 3)
+        assert answered(cluster, cluster.submit(begun, salt=salt), begun) == 0
+        partly = min(offset // 4 * 4, 8)
+        assert answered(cluster, cluster.submit(PROMPT, salt=salt)) == partly
+        assert answered(cluster, cluster.submit(PROMPT, salt=salt)) == 8
 
 
 def test_a_resumed_request_starts_from_its_prompt_and_what_was_cached_stays_what_it_was() -> None:

@@ -240,3 +240,18 @@ def test_a_random_walk_agrees_with_a_simpler_cache() -> None:
         assert sum(counts.values()) == total == 12
         assert counts["free"] + counts.get("cached", 0) == pool.free
     assert pool.cache.evicted_blocks > 100
+
+
+@pytest.mark.parametrize(("found", "intact"), [("abc", 3), ("xbc", 0), ("axc", 1), ("abx", 2)])
+def test_blocks_are_intact_up_to_the_first_that_has_changed(found: str, intact: int) -> None:
+    pool = PrefixPool(3)
+    blocks = pool.take(3, "a", BlockState.RUNNING)
+    pool.digested(blocks, "a", tuple("abc"))
+    assert pool.intact(blocks, tuple(found)) == intact
+
+
+def test_what_was_never_digested_is_not_intact() -> None:
+    pool = PrefixPool(2)
+    blocks = pool.take(2, "a", BlockState.RUNNING)
+    pool.digested(blocks, "a", ("a", ""))
+    assert pool.intact(blocks, ("a", "")) == 1
