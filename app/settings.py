@@ -112,6 +112,11 @@ class Settings(BaseSettings):
 
     # Limits of a request
     max_queued: int = Field(1024, ge=1, description="Waiting requests, then 429: a longer queue only times out.")
+    max_choices: int = Field(
+        128,
+        ge=1,
+        description="Answers of one request, `n` for each prompt: as many as OpenAI's. None waits for another.",
+    )
     max_attempts: int = Field(
         3, ge=1, description="Failures until a request ends with an error; 1: the first failure is the error."
     )

@@ -84,8 +84,8 @@ def _admit(command: Admit) -> dict[str, Any]:
         "salt": command.salt,
     }
     if command.more:  # prompts are large, and those of `n` sequences the same
-        before = (command, *command.more)
-        fields["more"] = [_sequence(each, one.prompt_ids) for one, each in zip(before, command.more, strict=False)]
+        prompts = (command.prompt_ids, *(each.prompt_ids for each in command.more))
+        fields["more"] = [_sequence(each, before) for before, each in zip(prompts, command.more, strict=False)]
     return fields
 
 

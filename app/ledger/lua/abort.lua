@@ -10,7 +10,7 @@ if not r then
   return answer({ status = 'TOMBSTONED' })
 end
 for _, uid in ipairs(group_of(r)) do
-  local each = load(uid)
+  local each = uid == r.uid and r or load(uid)
   if each and in_process(each) then end_request(each, 'ABORTED', { error_code = cmd.reason }) end
 end
 return answer(end_of(r))
