@@ -139,10 +139,14 @@ class Computing(Node[Attempt]):
         return any(self._computes(attempt) for attempt in self.table.values())
 
     def _next_in_line(self) -> None:
-        """Fill an empty engine with what one step takes, each as soon as the ledger knows that it enters."""
+        """Fill an empty engine with what one step takes, each as soon as the ledger knows that it enters.
+
+        Prompts that begin alike are not computed side by side: the later one waits for what it can read then.
+        """
         if not self._line or self._engine_busy():
             return
         budget = self.config.max_num_batched_tokens
+        computed: set[str] = set()
         while self._line:
             fence = self._line[0]
             attempt = self.table.get(fence)
@@ -153,6 +157,10 @@ class Computing(Node[Attempt]):
             num_tokens = attempt.num_tokens - attempt.num_computed(self.config.block_size_tokens)
             if num_tokens > budget and budget < self.config.max_num_batched_tokens:
                 return
+            wanted = attempt.keys[attempt.num_cached : len(attempt.blocks) - 1]
+            if not computed.isdisjoint(wanted[:1]):
+                return
+            computed.update(attempt.keys[attempt.num_cached :])
             self._line.popleft()
             budget -= num_tokens
             attempt.phase = Phase.COMPUTING
