@@ -19,6 +19,12 @@ def _prefill(old: str, new: str) -> tuple[Edit, ...]:
 
 PREFIX_CACHE = (
     Mutant(
+        "prefix-one-after-the-other",
+        "what begins alike is computed once, also when it comes at once",
+        _prefill("if not computed.isdisjoint(wanted[:1]):", "if False:"),
+        (f"{_CACHE}test_prompts_that_begin_alike_are_computed_one_after_the_other",),
+    ),
+    Mutant(
         "prefix-salt",
         "nobody starts from the KV of another salt, or can time it",
         _pool("hashlib.sha256(salt.encode()).digest()", 'hashlib.sha256(b"").digest()'),
