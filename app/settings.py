@@ -111,7 +111,9 @@ class Settings(BaseSettings):
     )
 
     # Limits of a request
-    max_queued: int = Field(1024, ge=1, description="Waiting requests, then 429: a longer queue only times out.")
+    max_queued: int = Field(
+        1024, ge=1, description="Waiting requests, each answer counted, then 429: more only time out."
+    )
     max_choices: int = Field(
         128,
         ge=1,

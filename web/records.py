@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
+from app.errors import LedgerError
 from app.ids import choice_uid
 from app.ledger.api import Ledger
 from app.protocol.commands import ReadStatus, Snapshot, SnapshotAnswer
@@ -21,8 +23,13 @@ def look_up(ledger: Ledger, *, uid: str = "", client_id: str = "") -> SnapshotAn
 def look_up_all(ledger: Ledger, *, uid: str = "", client_id: str = "") -> list[SnapshotAnswer]:
     """All records of a request in the order of its choices; empty if there is none. Raises LedgerError."""
     first = look_up(ledger, uid=uid, client_id=client_id)
-    others = (look_up(ledger, uid=choice_uid(first.uid, index)) for index in range(1, first.choices))
-    return [record for record in (first, *others) if record.status is ReadStatus.FOUND]
+    reads = [Snapshot(uid=choice_uid(first.uid, index), from_index=_NO_TOKENS) for index in range(1, first.choices)]
+    records = [first]
+    for answer in ledger.execute_many(reads):
+        if isinstance(answer, LedgerError):
+            raise answer
+        records.append(cast(SnapshotAnswer, answer))
+    return [record for record in records if record.status is ReadStatus.FOUND]
 
 
 def state_of(records: Sequence[SnapshotAnswer]) -> str:

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
+from app.ledger.memory.state import Store
 from tests.sim.disasters import Disaster
 from tests.sim.faults import Fault
 from tests.sim.groups import draw_groups
 from tests.sim.run import Result, run_scenario
 from tests.sim.scenario import Kind
 
-SEEDS = 40
+SEEDS = 20
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -43,3 +44,9 @@ def test_without_a_fault_each_choice_is_answered_token_exactly() -> None:
 )
 def test_under_faults_no_promise_is_broken(only: Sequence[Kind] | None) -> None:
     run_groups(only)
+
+
+def test_sequences_that_go_on_alone_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Store, "group_of", lambda store, record: [record])
+    violations = (run_scenario(draw_groups(seed)).violation for seed in range(20))
+    assert "the group" in next(filter(None, violations), "")
