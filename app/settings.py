@@ -117,7 +117,7 @@ class Settings(BaseSettings):
     max_choices: int = Field(
         128,
         ge=1,
-        description="Answers of one request, `n` for each prompt: as many as OpenAI's. None waits for another.",
+        description="Answers of one request, `n` for each prompt; all are admitted or none. OpenAI's bound of `n`.",
     )
     max_attempts: int = Field(
         3, ge=1, description="Failures until a request ends with an error; 1: the first failure is the error."
