@@ -111,7 +111,14 @@ class Settings(BaseSettings):
     )
 
     # Limits of a request
-    max_queued: int = Field(1024, ge=1, description="Waiting requests, then 429: a longer queue only times out.")
+    max_queued: int = Field(
+        1024, ge=1, description="Waiting requests, each answer counted, then 429: more only time out."
+    )
+    max_choices: int = Field(
+        128,
+        ge=1,
+        description="Answers of one request, `n` for each prompt; all are admitted or none. OpenAI's bound of `n`.",
+    )
     max_attempts: int = Field(
         3, ge=1, description="Failures until a request ends with an error; 1: the first failure is the error."
     )

@@ -30,7 +30,10 @@ class Versions(NamedTuple):
 LOGPROBS = 4
 """From this version on a record may hold logprobs beside its tokens, and the sampling options that came with them."""
 
-SPOKEN = Versions(oldest=3, newest=4)
+GROUPS = 5
+"""From this version on a request may have several records."""
+
+SPOKEN = Versions(oldest=3, newest=5)
 
 
 @dataclass(frozen=True, slots=True)

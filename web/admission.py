@@ -7,7 +7,7 @@ import queue
 from dataclasses import dataclass
 
 from app.errors import LedgerError, LedgerUnknown, Overloaded, ServiceUnavailable
-from app.ids import draw_id
+from app.ids import choice_uid, draw_id
 from app.protocol.commands import (
     Abort,
     Admit,
@@ -20,6 +20,7 @@ from app.protocol.commands import (
     Detach,
     IdempotencyKey,
     Limits,
+    Sibling,
     SnapshotAnswer,
     Watcher,
 )
@@ -45,12 +46,17 @@ class Asked:
     key: IdempotencyKey | None
     watcher: Watcher
 
+    def uids(self, uid: str) -> tuple[str, ...]:
+        """Of all sequences of the request ``uid``."""
+        return tuple(choice_uid(uid, index) for index in range(len(self.prepared.choices)))
+
 
 @dataclass(frozen=True)
 class Job:
     """One admitted request, with the connection that watches it."""
 
-    uid: str
+    uids: tuple[str, ...]
+    """Of its sequences, in the order of the choices."""
     client_id: str
     """The request's own: of one that was there before, the first client's."""
     created: int
@@ -58,7 +64,7 @@ class Job:
     prepared: Prepared
     watcher: Watcher
     mailbox: queue.SimpleQueue[Mail]
-    record: SnapshotAnswer | None = None
+    records: tuple[SnapshotAnswer, ...] = ()
     """Of a request that was there before: what stood in the ledger when ``watcher`` was added."""
 
 
@@ -72,7 +78,7 @@ def admit(services: Services, client_id: str, prepared: Prepared, key: Idempoten
             or it will be aborted.
     """
     services.node.demand_registered()
-    services.node.demand_version(prepared.sampling.needs_version)
+    services.node.demand_version(prepared.needs_version)
     if services.process.drain_over:  # before that: what comes now was let in before, and finishes as what is open
         raise ServiceUnavailable("this web process is shutting down; try again", retry_after_s=1)
     if not services.seats.acquire(blocking=False):
@@ -90,26 +96,28 @@ def admit(services: Services, client_id: str, prepared: Prepared, key: Idempoten
 
 def leave(services: Services, job: Job, *, ended: bool, attach_until_ms: int = -1) -> None:
     """Nobody waits for ``job`` here any more. Unless it has ended, the last watcher gone aborts it, after its grace."""
-    services.node.mailboxes.close(job.uid, job.watcher.connection)
+    services.node.mailboxes.close(job.uids, job.watcher.connection)
     services.seats.release()
     if not ended:
-        services.node.say_farewell(Detach(job.uid, job.watcher), attach_until_ms)
+        services.node.say_farewell(Detach(job.uids[0], job.watcher), attach_until_ms)
 
 
 def _admit_or_attach(services: Services, asked: Asked) -> Job:
     for _ in range(KEY_TRIES):
         uid = draw_id()
-        mailbox = services.node.mailboxes.open(uid, asked.watcher.connection)
+        uids = asked.uids(uid)
+        mailbox = services.node.mailboxes.open(uids, asked.watcher.connection)
         try:
             answer = _admit(services, asked, uid)
         except BaseException:
-            services.node.mailboxes.close(uid, asked.watcher.connection)
+            services.node.mailboxes.close(uids, asked.watcher.connection)
             raise
         if answer.status is AdmitStatus.ADMITTED:
-            services.bells.ring(Bell("prefill", uid, 1))
+            for each in uids:
+                services.bells.ring(Bell("prefill", each, 1))
             created = answer.admitted_wall_ms // 1000
-            return Job(uid, asked.client_id, created, asked.prepared, asked.watcher, mailbox)
-        services.node.mailboxes.close(uid, asked.watcher.connection)
+            return Job(uids, asked.client_id, created, asked.prepared, asked.watcher, mailbox)
+        services.node.mailboxes.close(uids, asked.watcher.connection)
         job = _attach(services, asked, answer.uid)
         if job is not None:
             return job
@@ -118,15 +126,19 @@ def _admit_or_attach(services: Services, asked: Asked) -> Job:
 
 def _admit(services: Services, asked: Asked, uid: str) -> AdmitAnswer:
     """ADMITTED, or KNOWN by its key; everything else is raised."""
+    first, *others = asked.prepared.choices
     command = Admit(
         uid=uid,
         client_id=asked.client_id,
-        prompt_ids=asked.prepared.prompt_ids,
-        sampling=asked.prepared.sampling,
+        prompt_ids=first.prompt_ids,
+        sampling=first.sampling,
         watcher=asked.watcher,
         limits=_limits(services.settings, asked.key),
         key=asked.key,
         salt=asked.prepared.salt,
+        more=tuple(
+            Sibling(choice_uid(uid, index), other.prompt_ids, other.sampling) for index, other in enumerate(others, 1)
+        ),
     )
     try:
         answer = services.ledger.execute(command)
@@ -138,14 +150,15 @@ def _admit(services: Services, asked: Asked, uid: str) -> AdmitAnswer:
     except LedgerError as error:
         raise _away("admission_unavailable", asked, uid, error) from error
     if answer.status is AdmitStatus.ADMITTED:
-        sampling = asked.prepared.sampling
+        choices = asked.prepared.choices
         log_event(
             logging.INFO,
             "admitted",
             request_id=asked.client_id,
             uid=uid,
-            prompt_tokens=len(asked.prepared.prompt_ids),
-            max_tokens=sampling.max_tokens,
+            choices=len(choices),
+            prompt_tokens=sum(len(choice.prompt_ids) for choice in choices[:: asked.prepared.n]),
+            max_tokens=first.sampling.max_tokens,
         )
     elif answer.status is not AdmitStatus.KNOWN:
         raise refusal(services, asked.client_id, asked.prepared, answer)
@@ -154,18 +167,26 @@ def _admit(services: Services, asked: Asked, uid: str) -> AdmitAnswer:
 
 def _attach(services: Services, asked: Asked, uid: str) -> Job | None:
     """Watch ``uid``. None if it has gone, or ended so that its key is free again."""
-    mailbox = services.node.mailboxes.open(uid, asked.watcher.connection)
-    record = None
+    uids = asked.uids(uid)
+    mailbox = services.node.mailboxes.open(uids, asked.watcher.connection)
+    records: list[SnapshotAnswer] = []
     try:
-        record = _record_of(asked, _ask_attach(services, asked, uid))
+        for each in uids:
+            record = _record_of(_ask_attach(services, asked, each))
+            if record is None:
+                break
+            records.append(record)
     finally:
-        if record is None:
-            services.node.mailboxes.close(uid, asked.watcher.connection)
-    if record is None:
+        if len(records) < len(uids):
+            services.node.mailboxes.close(uids, asked.watcher.connection)
+            if records:  # watched in part
+                services.node.say_farewell(Detach(uid, asked.watcher))
+    if len(records) < len(uids):
         return None
-    log_event(logging.INFO, "attached", request_id=asked.client_id, uid=uid, of=record.client_id, state=record.state)
-    created = record.timeline["queued"] // 1000
-    return Job(uid, record.client_id, created, asked.prepared, asked.watcher, mailbox, record)
+    first = records[0]
+    log_event(logging.INFO, "attached", request_id=asked.client_id, uid=uid, of=first.client_id, state=first.state)
+    created = first.timeline["queued"] // 1000
+    return Job(uids, first.client_id, created, asked.prepared, asked.watcher, mailbox, tuple(records))
 
 
 def _ask_attach(services: Services, asked: Asked, uid: str) -> AttachAnswer:
@@ -178,7 +199,7 @@ def _ask_attach(services: Services, asked: Asked, uid: str) -> AttachAnswer:
         raise _away("attachment_unavailable", asked, uid, error) from error
 
 
-def _record_of(asked: Asked, answer: AttachAnswer) -> SnapshotAnswer | None:
+def _record_of(answer: AttachAnswer) -> SnapshotAnswer | None:
     if answer.status in (AttachStatus.REFUSED, AttachStatus.LATE):
         raise ServiceUnavailable(
             f"the ledger did not take the connection ({answer.status}); try again", retry_after_s=1

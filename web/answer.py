@@ -15,19 +15,27 @@ from web.follow import Progress
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What one piece of progress adds. ``text`` may be empty: half a character, or what may become a stop string."""
+    """What one piece of progress adds to a choice.
+
+    ``text`` may be empty: half a character, or what may become a stop string.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason | None = None
     logprobs: tuple[TokenLogprobs, ...] = ()
     """Of each of ``token_ids``, if the client asks for them."""
+    index: int = 0
+    """Of the choice."""
 
 
 class Answer:
-    """One answer while it grows."""
+    """One choice while it grows."""
 
-    def __init__(self, tokenizer: Tokenizer, prompt_ids: Sequence[int], sampling: SamplingParams) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_ids: Sequence[int], sampling: SamplingParams, index: int = 0
+    ) -> None:
+        self.index = index
         self.prompt_ids = prompt_ids
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprobs] = []
@@ -51,20 +59,27 @@ class Answer:
         self._parts.append(text)
         self.finish_reason = progress.finish_reason
         self.cached_tokens = progress.cached_tokens
-        return Delta(text, progress.tokens, progress.finish_reason, logprobs)
+        return Delta(text, progress.tokens, progress.finish_reason, logprobs, self.index)
 
     @property
     def text(self) -> str:
         """All text so far."""
         return "".join(self._parts)
 
-    def usage(self) -> dict[str, Any]:
-        """OpenAI's usage object. Every output token counts, EOS and those of a stop string too, as in vLLM; as cached
-        count the tokens of the prompt that were not computed."""
-        prompt, completion = len(self.prompt_ids), len(self.token_ids)
-        return {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
+
+def usage(answers: Sequence[Answer], n: int) -> dict[str, Any]:
+    """OpenAI's usage object of a request, ``n`` answers to each of its prompts.
+
+    A prompt counts once; of its tokens those as cached that none of its answers had to compute. Every output token
+    counts, EOS and those of a stop string too, as in vLLM.
+    """
+    by_prompt = [answers[start : start + n] for start in range(0, len(answers), n)]
+    prompt = sum(len(of_prompt[0].prompt_ids) for of_prompt in by_prompt)
+    completion = sum(len(answer.token_ids) for answer in answers)
+    cached = sum(min(answer.cached_tokens for answer in of_prompt) for of_prompt in by_prompt)
+    return {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": cached},
+    }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from app.errors import LedgerError
 from app.ledger.api import Ledger
@@ -31,19 +31,21 @@ class Mailboxes:
         self._lock = threading.Lock()
         self._boxes: dict[str, dict[str, queue.SimpleQueue[Mail]]] = {}
 
-    def open(self, uid: str, connection: str) -> queue.SimpleQueue[Mail]:
-        """A mailbox for ``uid``; open it before admission or attachment, so that the first event finds it."""
+    def open(self, uids: Sequence[str], connection: str) -> queue.SimpleQueue[Mail]:
+        """A mailbox for ``uids``; open it before admission or attachment, so that the first event finds it."""
         box: queue.SimpleQueue[Mail] = queue.SimpleQueue()
         with self._lock:
-            self._boxes.setdefault(uid, {})[connection] = box
+            for uid in uids:
+                self._boxes.setdefault(uid, {})[connection] = box
         return box
 
-    def close(self, uid: str, connection: str) -> None:
+    def close(self, uids: Sequence[str], connection: str) -> None:
         with self._lock:
-            boxes = self._boxes.get(uid, {})
-            boxes.pop(connection, None)
-            if not boxes:
-                self._boxes.pop(uid, None)
+            for uid in uids:
+                boxes = self._boxes.get(uid, {})
+                boxes.pop(connection, None)
+                if not boxes:
+                    self._boxes.pop(uid, None)
 
     def deliver(self, event: Event) -> None:
         """Put ``event`` wherever it is waited for; one for an answer that is gone is dropped."""
@@ -55,8 +57,8 @@ class Mailboxes:
     def wake_all(self) -> None:
         """Make every open answer watch its request anew and read its record."""
         with self._lock:
-            boxes = [box for boxes in self._boxes.values() for box in boxes.values()]
-        for box in boxes:
+            boxes = {id(box): box for boxes in self._boxes.values() for box in boxes.values()}
+        for box in boxes.values():
             box.put(None)
 
     def __len__(self) -> int:

@@ -1,19 +1,18 @@
 """Gap-free output tokens of one request: events wake it, the record decides.
 
-Which tokens come next is the follower's business (``follow.py``); here are its mailbox, its clock and its ledger. On
-a gap, and after a second of quiet, the record is read.
+Which tokens come next is the follower's business (``follow.py``); here are its clock and its ledger. On a gap, and
+after a second of quiet, the record is read. Where events come from is ``feeds.py``'s.
 """
 
 from __future__ import annotations
 
-import queue
+import math
 import time
 from collections.abc import Callable
 
 from app.errors import LedgerError, LedgerUnknown, ServiceUnavailable
 from app.ledger.api import Ledger
-from app.protocol.commands import Attach, AttachStatus, ReadStatus, Snapshot, SnapshotAnswer, Watcher
-from web.events import Mail
+from app.protocol.commands import Attach, AttachStatus, Event, ReadStatus, Snapshot, SnapshotAnswer, Watcher
 from web.follow import Ask, Follower, Progress
 
 QUIET_S = 1.0
@@ -23,14 +22,13 @@ OUTAGE_S = 10.0
 
 
 class Feed:
-    """Reads one request to its end. For one thread."""
+    """Reads one record to its end. For one thread."""
 
     def __init__(
         self,
         ledger: Ledger,
         uid: str,
         watcher: Watcher,
-        mailbox: queue.SimpleQueue[Mail],
         record: SnapshotAnswer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -38,7 +36,6 @@ class Feed:
         self._ledger = ledger
         self._uid = uid
         self._watcher = watcher
-        self._mailbox = mailbox
         self._unread = record
         self._clock = clock
         self._follower = Follower()
@@ -49,8 +46,8 @@ class Feed:
         self.attach_until_ms = -1
         """Up to this ledger time an ``Attach`` of unknown outcome may still be applied."""
 
-    def next(self, timeout_s: float) -> Progress | None:
-        """The next progress, or None if there is none within ``timeout_s``.
+    def look(self) -> Progress | None:
+        """Read the record if that is due: there is one unread, the watcher may be lost, or nothing was heard for long.
 
         Raises:
             Ended: the request failed, expired, was aborted, or its record is not what it was.
@@ -61,18 +58,20 @@ class Feed:
             return self._take_record(record)
         if not self._watched and self._clock() - self._asked_at >= QUIET_S:
             return self._ask()
-        try:
-            mail = self._mailbox.get(timeout=timeout_s)
-        except queue.Empty:
-            return self._ask() if self._clock() - self._heard_at >= QUIET_S else None
-        if mail is None:
-            self._follower.distrust()
-            self._watched = False
-            return self._ask()
+        return self._ask() if self._clock() - self._heard_at >= QUIET_S else None
+
+    def hear(self, event: Event) -> Progress | None:
+        """Take an event. Raises as ``look``."""
         self._heard_at = self._clock()
         self._away_since = None
-        said = self._follower.hear(mail)
+        said = self._follower.hear(event)
         return self._ask() if said is Ask.RECORD else said
+
+    def distrust(self) -> None:
+        """Something happened to the ledger, or it no longer knew us: watch anew and read the record at once."""
+        self._follower.distrust()
+        self._watched = False
+        self._asked_at = -math.inf
 
     def _ask(self) -> Progress | None:
         self._heard_at = self._asked_at = self._clock()

@@ -75,16 +75,21 @@ def _check_stop_tokens(value: object) -> tuple[int, ...]:
     return tuple(sorted(set(value)))
 
 
-def _check_prompt(value: object) -> str | tuple[int, ...]:
-    if isinstance(value, list) and value and all(isinstance(v, str | list) for v in value):
-        if len(value) > 1:
-            raise PydanticCustomError("prompt", "holds several prompts; only one per request is supported")
-        value = value[0]
+def _check_prompt(value: object) -> str | tuple[int, ...] | tuple[str | tuple[int, ...], ...]:
+    """One prompt, text or token ids, or several; a list of one is that one."""
     if isinstance(value, str):
         return value
-    if isinstance(value, list) and all(type(v) is int for v in value):
-        return tuple(value)
-    raise PydanticCustomError("prompt", "must be a string or a list of token ids")
+    if isinstance(value, list):
+        prompts = tuple(tuple(each) if isinstance(each, list) else each for each in value)
+        if all(isinstance(each, str) for each in prompts) or all(_are_ids(each) for each in prompts):
+            return prompts[0] if len(prompts) == 1 else prompts
+        if _are_ids(prompts):
+            return prompts
+    raise PydanticCustomError("prompt", "must be a string, a list of token ids, or a list of either")
+
+
+def _are_ids(value: object) -> bool:
+    return isinstance(value, tuple) and all(type(each) is int for each in value)
 
 
 def _check_content(value: object) -> object:
@@ -142,10 +147,10 @@ class Generation(Body):
     return_token_ids: bool | None = None
     cache_salt: str | None = Field(None, min_length=1)
     """vLLM's: only requests with the same salt share cached KV."""
+    n: int | None = Field(None, ge=1)
     user: str | None = None
     """A label of the client's; Baton does not use it."""
 
-    n: _only(1) = None  # type: ignore[valid-type]
     bad_words: _only([]) = None  # type: ignore[valid-type]
     allowed_token_ids: _only() = None  # type: ignore[valid-type]
     prompt_logprobs: _only() = None  # type: ignore[valid-type]
@@ -161,9 +166,17 @@ class CompletionBody(Generation):
     """``POST /v1/completions``."""
 
     prompt: Prompt
+    best_of: int | None = Field(None, ge=1)
+    """Only as many as ``n``: all that is computed is answered."""
+
+    @property
+    def prompts(self) -> tuple[str | tuple[int, ...], ...]:
+        """One or more."""
+        several = isinstance(self.prompt, tuple) and self.prompt and not isinstance(self.prompt[0], int)
+        return self.prompt if several else (self.prompt,)
+
     logprobs: int | None = Field(None, ge=0, le=MAX_LOGPROBS)
 
-    best_of: _only(1) = None  # type: ignore[valid-type]
     echo: _only(False) = None  # type: ignore[valid-type]
     suffix: _only("") = None  # type: ignore[valid-type]
 

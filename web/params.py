@@ -13,6 +13,8 @@ from pydantic import ValidationError
 
 from app.errors import InvalidRequest, ModelNotFound, PromptTooLong
 from app.schemas import SamplingParams
+from app.settings import Settings
+from app.versions import GROUPS
 from web.openai_schemas import ChatBody, CompletionBody, Generation
 from web.served import ServedModel
 
@@ -22,16 +24,31 @@ SEED_BITS = 63
 
 
 @dataclass(frozen=True)
-class Prepared:
-    """A request that the model can serve."""
+class Choice:
+    """One sequence to be computed."""
 
     prompt_ids: tuple[int, ...]
     sampling: SamplingParams
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A request that the model can serve."""
+
+    choices: tuple[Choice, ...]
+    """By their index in the answer: ``n`` for the first prompt, then those for the next."""
+    n: int
     stream: bool
     include_usage: bool
     return_token_ids: bool
     salt: str
     """Only requests with the same one share cached KV; empty: those without one."""
+
+    @property
+    def needs_version(self) -> int:
+        """The oldest version (``app.versions``) of whose nodes all can serve it."""
+        options = self.choices[0].sampling.needs_version
+        return max(options, GROUPS) if len(self.choices) > 1 else options
 
 
 BodyT = TypeVar("BodyT", bound=Generation)
@@ -57,22 +74,29 @@ def parse_body(raw: bytes, schema: type[BodyT]) -> BodyT:
             raise InvalidRequest(f"{param}: {first['msg'][0].lower()}{first['msg'][1:]}", param=param)
 
 
-def prepare_completion(body: CompletionBody, model: ServedModel) -> Prepared:
+def prepare_completion(body: CompletionBody, model: ServedModel, settings: Settings) -> Prepared:
     """Raises InvalidRequest, PromptTooLong, ModelNotFound."""
     _check_model(body, model)
-    if isinstance(body.prompt, str):
-        ids = _encode(body.prompt, model, "prompt", add_special_tokens=True) if body.prompt else ()
-    else:
-        ids = body.prompt
-        _check_ids(ids, model, "prompt")
-    room = _room(ids, model, "prompt")
-    default = min(COMPLETION_MAX_TOKENS, room)
-    return _prepared(body, model, ids, body.max_tokens, default, "max_tokens", body.logprobs)
+    _check_count(body, len(body.prompts), settings)
+    if body.best_of not in (None, body.n or 1):
+        raise InvalidRequest("best_of: must be n, if given: every answer that is computed is sent", param="best_of")
+    choices: list[Choice] = []
+    for number, prompt in enumerate(body.prompts):
+        param = f"prompt[{number}]" if len(body.prompts) > 1 else "prompt"
+        if isinstance(prompt, str):
+            ids = _encode(prompt, model, param, add_special_tokens=True) if prompt else ()
+        else:
+            ids = prompt
+            _check_ids(ids, model, param)
+        default = min(COMPLETION_MAX_TOKENS, _room(ids, model, param))
+        choices += _choices(body, model, ids, body.max_tokens, default, "max_tokens", body.logprobs)
+    return _prepared(body, choices)
 
 
-def prepare_chat(body: ChatBody, model: ServedModel) -> Prepared:
+def prepare_chat(body: ChatBody, model: ServedModel, settings: Settings) -> Prepared:
     """Raises InvalidRequest, PromptTooLong, ModelNotFound."""
     _check_model(body, model)
+    _check_count(body, 1, settings)
     messages = [_template_message(m.model_dump(include={"role", "content", "name"})) for m in body.messages]
     ids = _encode(model.chat.render(messages), model, "messages", add_special_tokens=False)
     given, field = body.max_completion_tokens, "max_completion_tokens"
@@ -83,7 +107,8 @@ def prepare_chat(body: ChatBody, model: ServedModel) -> Prepared:
     if body.top_logprobs and not body.logprobs:
         raise InvalidRequest("top_logprobs: allowed only with logprobs true", param="top_logprobs")
     logprobs = (body.top_logprobs or 0) if body.logprobs else None
-    return _prepared(body, model, ids, given, _room(ids, model, "messages"), field, logprobs)
+    choices = _choices(body, model, ids, given, _room(ids, model, "messages"), field, logprobs)
+    return _prepared(body, choices)
 
 
 def _encode(text: str, model: ServedModel, param: str, *, add_special_tokens: bool) -> tuple[int, ...]:
@@ -93,7 +118,19 @@ def _encode(text: str, model: ServedModel, param: str, *, add_special_tokens: bo
     return tuple(model.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
 
-def _prepared(
+def _check_count(body: Generation, num_prompts: int, settings: Settings) -> None:
+    """All answers of a request are admitted at once, so they must fit into the queue when it is empty."""
+    n = body.n or 1
+    most, setting = min((settings.max_choices, "BATON_MAX_CHOICES"), (settings.max_queued, "BATON_MAX_QUEUED"))
+    if n * num_prompts > most:
+        param = "n" if n > 1 else "prompt"
+        asked = f"{num_prompts} prompts with n {n}" if num_prompts > 1 else f"n {n}"
+        raise InvalidRequest(
+            f"{param}: {asked} ask for {n * num_prompts} answers; {most} at most ({setting})", param=param
+        )
+
+
+def _choices(
     body: Generation,
     model: ServedModel,
     ids: tuple[int, ...],
@@ -101,7 +138,8 @@ def _prepared(
     default: int,
     field: str,
     logprobs: int | None,
-) -> Prepared:
+) -> list[Choice]:
+    """The ``n`` sequences of one prompt."""
     if body.stream_options is not None and not body.stream:
         raise InvalidRequest("stream_options: allowed only with stream", param="stream_options")
     max_tokens = default if given is None else given
@@ -115,6 +153,7 @@ def _prepared(
         raise InvalidRequest(f"min_tokens: {min_tokens} is more than {field} {max_tokens}", param="min_tokens")
     _check_ids(body.stop_token_ids, model, "stop_token_ids")
     _check_ids([token_id for token_id, _ in body.logit_bias], model, "logit_bias")
+    seed = secrets.randbits(SEED_BITS) if body.seed is None else body.seed
     sampling = SamplingParams(
         temperature=1.0 if body.temperature is None else body.temperature,
         top_p=1.0 if body.top_p is None else body.top_p,
@@ -124,7 +163,7 @@ def _prepared(
         presence_penalty=body.presence_penalty or 0.0,
         frequency_penalty=body.frequency_penalty or 0.0,
         repetition_penalty=1.0 if body.repetition_penalty is None else body.repetition_penalty,
-        seed=secrets.randbits(SEED_BITS) if body.seed is None else body.seed,
+        seed=seed,
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         stop=body.stop,
@@ -132,9 +171,23 @@ def _prepared(
         ignore_eos=bool(body.ignore_eos),
         logprobs=logprobs,
     )
+    seeds = (choice_seed(seed, index) for index in range(body.n or 1))
+    return [Choice(ids, sampling.model_copy(update={"seed": each})) for each in seeds]
+
+
+def choice_seed(seed: int, index: int) -> int:
+    """What the ``index``-th of the ``n`` answers to a prompt is drawn with: the first one's is the request's own seed,
+    so that it is the answer of a request for one."""
+    if index == 0:
+        return seed
+    digest = hashlib.sha256(f"{seed}/{index}".encode()).digest()
+    return int.from_bytes(digest[:8], "big", signed=True)
+
+
+def _prepared(body: Generation, choices: Sequence[Choice]) -> Prepared:
     return Prepared(
-        prompt_ids=ids,
-        sampling=sampling,
+        choices=tuple(choices),
+        n=body.n or 1,
         stream=bool(body.stream),
         include_usage=body.stream_options is not None and bool(body.stream_options.include_usage),
         return_token_ids=bool(body.return_token_ids),

@@ -18,7 +18,7 @@ from app.protocol.tables import RequestState
 from web import idempotency, request_id
 from web.logs import log_event
 from web.params import Prepared
-from web.records import look_up
+from web.records import look_up_all, state_of
 from web.services import Services
 
 FULL_RETRY_AFTER_S = 2.0
@@ -38,9 +38,11 @@ def refusal(services: Services, client_id: str, prepared: Prepared, answer: Admi
             param=idempotency.HEADER,
         )
     if status is AdmitStatus.FULL:
-        return Overloaded(f"{queued} requests wait already", retry_after_s=FULL_RETRY_AFTER_S)
+        asked = len(prepared.choices)
+        why = f" and there is no place for {asked} more" if asked > 1 else ""
+        return Overloaded(f"{queued} requests wait already{why}", retry_after_s=FULL_RETRY_AFTER_S)
     if status is AdmitStatus.TOO_LARGE:
-        prompt, more = len(prepared.prompt_ids), prepared.sampling.max_tokens
+        prompt, more = max((len(each.prompt_ids), each.sampling.max_tokens) for each in prepared.choices)
         return PromptTooLong(
             f"{prompt} prompt tokens and max_tokens {more} fit into no node that runs; the largest KV pool that would "
             f"be needed holds {answer.room_tokens} tokens",
@@ -58,6 +60,6 @@ def _why_duplicate(services: Services, client_id: str, uid: str) -> str:
 
 def _has_finished(services: Services, uid: str) -> bool:
     try:
-        return look_up(services.ledger, uid=uid).state == RequestState.FINISHED
+        return state_of(look_up_all(services.ledger, uid=uid)) == RequestState.FINISHED
     except LedgerError:
         return False

@@ -11,7 +11,8 @@ from web.admission import Job, leave
 from web.answer import Answer, Delta
 from web.client import Client, ClientGone
 from web.ends import Ended
-from web.feed import OUTAGE_S, Feed
+from web.feed import OUTAGE_S
+from web.feeds import Feeds
 from web.logs import log_event
 from web.services import Services
 
@@ -44,8 +45,10 @@ class Ping:
 PING = Ping()
 
 
-def relay(services: Services, job: Job, answer: Answer, client: Client) -> Generator[Delta | Ping, None, None]:
-    """Yield what the job's client should get, ending with the delta that has a finish reason.
+def relay(
+    services: Services, job: Job, answers: Sequence[Answer], client: Client
+) -> Generator[Delta | Ping, None, None]:
+    """Yield what the job's client should get, ending with the last of the deltas that have a finish reason.
 
     Closing the iterator at any point counts as the client's leaving. Start it: only then is the job cleaned up.
 
@@ -53,22 +56,24 @@ def relay(services: Services, job: Job, answer: Answer, client: Client) -> Gener
         ApiError: the request ended without success.
         ClientGone: nobody is there to be told.
     """
-    feed = Feed(services.ledger, job.uid, job.watcher, job.mailbox, job.record)
-    ended = False
+    feeds = Feeds(services.ledger, job.uids, job.watcher, job.mailbox, job.records)
+    left = len(answers)
     outcome: dict[str, object] = {"outcome": "internal_error"}
     try:
         sent_at = looked_at = time.monotonic()
         outage = Outage()
         while True:
-            progress = feed.next(TICK_S)
+            news = feeds.next(TICK_S)
             now = time.monotonic()
-            if progress is not None:
-                delta = answer.add(progress)
-                ended = delta.finish_reason is not None
+            if news is not None:
+                index, progress = news
+                delta = answers[index].add(progress)
+                left -= delta.finish_reason is not None
                 sent_at = now
                 yield delta
-                if ended:
-                    outcome = {"outcome": "finished", "finish_reason": delta.finish_reason}
+                if not left:
+                    reasons = sorted({str(answer.finish_reason) for answer in answers})
+                    outcome = {"outcome": "finished", "finish_reason": "/".join(reasons)}
                     return
             elif now - sent_at >= PING_S:
                 sent_at = now
@@ -88,11 +93,10 @@ def relay(services: Services, job: Job, answer: Answer, client: Client) -> Gener
         outcome = {"outcome": error.code, "error": error}
         raise
     finally:
-        level = logging.INFO if ended else logging.WARNING
-        log_event(
-            level, "answered", request_id=job.client_id, uid=job.uid, **outcome, output_tokens=len(answer.token_ids)
-        )
-        leave(services, job, ended=ended, attach_until_ms=feed.attach_until_ms)
+        level = logging.WARNING if left else logging.INFO
+        output_tokens = sum(len(answer.token_ids) for answer in answers)
+        log_event(level, "answered", request_id=job.client_id, uid=job.uids[0], **outcome, output_tokens=output_tokens)
+        leave(services, job, ended=not left, attach_until_ms=feeds.attach_until_ms)
 
 
 def _look_around(services: Services, client: Client) -> None:

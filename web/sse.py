@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from itertools import chain
 from typing import Any, Protocol
@@ -30,16 +30,13 @@ Deltas = Generator[Delta | Ping, None, None]
 class Shape(Protocol):
     """How one route writes an answer."""
 
-    def opening(self) -> list[Json]:
-        """Chunks that go out with the first token."""
-
     def delta(self, delta: Delta) -> list[Json]:
-        """Chunks for one delta: maybe none; the last with the finish reason."""
+        """Chunks for one delta: maybe none; the last of a choice with the finish reason."""
 
-    def usage(self, answer: Answer) -> Json:
+    def usage(self, answers: Sequence[Answer]) -> Json:
         """The chunk after the last one, if the client asked for usage."""
 
-    def whole(self, answer: Answer) -> Json:
+    def whole(self, answers: Sequence[Answer]) -> Json:
         """The answer in one piece."""
 
 
@@ -47,30 +44,31 @@ def respond(make_shape: Callable[[Job], Shape], prepared: Prepared, key: Idempot
     """Admit the request and answer it. Errors before the first byte are raised, and become a real HTTP status."""
     these = services()
     client = Client(request.environ)
-    answer = Answer(these.model.tokenizer, prepared.prompt_ids, prepared.sampling)
+    tokenizer, choices = these.model.tokenizer, enumerate(prepared.choices)
+    answers = [Answer(tokenizer, choice.prompt_ids, choice.sampling, index) for index, choice in choices]
     job = admit(these, request_id.current(), prepared, key)
-    deltas = relay(these, job, answer, client)
-    if job.record is not None:
+    deltas = relay(these, job, answers, client)
+    if job.records:
         request_id.adopt(job.client_id)
         idempotency.mark_replayed()
     shape = make_shape(job)
     if prepared.stream:
-        return _stream(shape, prepared, answer, deltas)
+        return _stream(shape, prepared, answers, deltas)
     try:
         for _ in deltas:
             pass
     except ClientGone:
         return Response(status=CLIENT_CLOSED_REQUEST)
-    return Response(_dump(shape.whole(answer)), mimetype="application/json")
+    return Response(_dump(shape.whole(answers)), mimetype="application/json")
 
 
-def _stream(shape: Shape, prepared: Prepared, answer: Answer, deltas: Deltas) -> Response:
+def _stream(shape: Shape, prepared: Prepared, answers: Sequence[Answer], deltas: Deltas) -> Response:
     """Wait for the first thing to say: until then an error can still be a status."""
     try:
         first = next(deltas)
     except ClientGone:
         return Response(status=CLIENT_CLOSED_REQUEST)
-    body = _events(shape, prepared, answer, first, deltas, request_id.current())
+    body = _events(shape, prepared, answers, first, deltas, request_id.current())
     response = Response(body, mimetype="text/event-stream")
     response.headers["Cache-Control"] = "no-cache"
     response.headers["X-Accel-Buffering"] = "no"
@@ -80,25 +78,23 @@ def _stream(shape: Shape, prepared: Prepared, answer: Answer, deltas: Deltas) ->
 def _events(
     shape: Shape,
     prepared: Prepared,
-    answer: Answer,
+    answers: Sequence[Answer],
     first: Delta | Ping,
     deltas: Deltas,
     of_request: str,
 ) -> Iterator[str]:
     """The event stream, one string per delta, so that each is one write. Closing it says that the client has gone."""
-    opened = False
     try:
         with closing(deltas):
             for item in chain([first], deltas):
                 if isinstance(item, Ping):
                     yield ": ping\n\n"
                     continue
-                chunks = shape.delta(item) if opened else shape.opening() + shape.delta(item)
-                opened = True
+                chunks = shape.delta(item)
                 if chunks:
                     yield "".join(map(_event, chunks))
         if prepared.include_usage:
-            yield _event(shape.usage(answer))
+            yield _event(shape.usage(answers))
         yield "data: [DONE]\n\n"
     except ClientGone:
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from app.ids import choice_uid
 from app.protocol.commands import Admit, Command, Register
 
 CALL_TTL_MS = 5000
@@ -17,6 +18,8 @@ def check_ids(command: Command) -> None:
     fields: dict[str, str] = {}
     if isinstance(command, Admit):
         fields = {"uid": command.uid, "watcher.web": command.watcher.web}
+        if any(each.uid != choice_uid(command.uid, index) for index, each in enumerate(command.more, 1)):
+            raise ValueError(f"admit: more must be the choices of {command.uid}, in their order")
         if command.key and not command.key.scoped:
             raise ValueError("admit: key.scoped must not be empty")
     elif isinstance(command, Register):

@@ -59,6 +59,7 @@ from app.protocol.commands import (
     ReserveStatus,
     Scan,
     ScanAnswer,
+    Sibling,
     Snapshot,
     SnapshotAnswer,
     Stamp,
@@ -72,13 +73,8 @@ Raw = Mapping[str, Any]
 
 
 def _admit(command: Admit) -> dict[str, Any]:
-    return {
-        "uid": command.uid,
+    fields = _sequence(command, None) | {
         "client_id": command.client_id,
-        "prompt": json.dumps(command.prompt_ids, separators=(",", ":")),
-        "prompt_tokens": len(command.prompt_ids),
-        "sampling": command.sampling.model_dump_json(exclude_defaults=True),
-        "max_tokens": command.sampling.max_tokens,
         "web": command.watcher.web,
         "connection": command.watcher.connection,
         "logprobs": command.sampling.logprobs is not None,
@@ -87,6 +83,22 @@ def _admit(command: Admit) -> dict[str, Any]:
         "body": command.key.body if command.key else "",
         "salt": command.salt,
     }
+    if command.more:  # prompts are large, and those of `n` sequences the same
+        prompts = (command.prompt_ids, *(each.prompt_ids for each in command.more))
+        fields["more"] = [_sequence(each, before) for before, each in zip(prompts, command.more, strict=False)]
+    return fields
+
+
+def _sequence(each: Admit | Sibling, prompt_before: tuple[int, ...] | None) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "uid": each.uid,
+        "sampling": each.sampling.model_dump_json(exclude_defaults=True),
+        "max_tokens": each.sampling.max_tokens,
+    }
+    if each.prompt_ids != prompt_before:
+        fields["prompt"] = json.dumps(each.prompt_ids, separators=(",", ":"))
+        fields["prompt_tokens"] = len(each.prompt_ids)
+    return fields
 
 
 def _watcher(command: Attach | Detach) -> dict[str, Any]:

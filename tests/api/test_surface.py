@@ -192,7 +192,7 @@ def test_the_timeline_is_in_the_order_of_a_requests_life(rig: Rig) -> None:
     assert list(timeline) == [p for p in LIFE if p in timeline]
     assert len(timeline) >= 5
     shuffled = SnapshotAnswer(ReadStatus.FOUND, 0, timeline=dict.fromkeys(reversed(LIFE), 1))
-    assert list(_describe(shuffled)["timeline"]) == LIFE
+    assert list(_describe([shuffled])["timeline"]) == LIFE
 
 
 LIFE = ["queued", "claimed", "granted", "first_token", "committed", "activated", "finished"]

@@ -6,6 +6,7 @@ from tests.mutants.guards.clients import CLIENTS
 from tests.mutants.guards.decode import DECODE
 from tests.mutants.guards.emitting import EMITTING
 from tests.mutants.guards.ending import ENDING
+from tests.mutants.guards.groups import GROUPS
 from tests.mutants.guards.growing import GROWING
 from tests.mutants.guards.handing_over import HANDING_OVER
 from tests.mutants.guards.health import HEALTH
@@ -21,6 +22,7 @@ from tests.mutants.mutant import Mutant
 
 ALL: tuple[Mutant, ...] = (
     *ADMISSION,
+    *GROUPS,
     *ATTEMPTS,
     *EMITTING,
     *HANDING_OVER,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from app.protocol.commands import Limits
@@ -39,11 +39,24 @@ class Wish:
     """Name of the web process that the cancellation goes to."""
     then: Wish | None = None
     """Sent as soon as this one has ended."""
+    more: tuple[Wish, ...] = ()
+    """Further sequences of the same request; prompt and sampling are theirs, all else is this one's."""
 
     @property
     def body(self) -> str:
         """What is asked for; the same body has the same answer."""
-        return f"{self.prompt} {self.sampling}"
+        return f"{self.prompt} {self.sampling}{''.join(f' and {other.body}' for other in self.more)}"
+
+    @property
+    def choices(self) -> tuple[Wish, ...]:
+        """One wish for each sequence."""
+        return (self, *self.more)
+
+    def with_choices(self, *choices: tuple[tuple[int, ...], SamplingParams]) -> Wish:
+        """The same request with these further sequences."""
+        alone = replace(self, more=(), then=None)
+        more = tuple(replace(alone, prompt=prompt, sampling=sampling) for prompt, sampling in choices)
+        return replace(self, more=more)
 
     @property
     def answer(self) -> tuple[int, ...]:
@@ -76,24 +89,33 @@ class Stream:
         """Incarnation of the process that answers it."""
         self.outcome = ""
         self.client_gone = False
-        self.tokens: list[int] = []
+        self._tokens: list[list[int]] = [[] for _ in wish.choices]
+        self._open = set(range(len(wish.choices)))
+        """The choices that have not ended."""
         self._clients = clients
 
-    def receives(self, tokens: tuple[int, ...], finish: FinishReason | None, logprobs: tuple[str, ...]) -> None:
-        """The next tokens; with ``finish`` they are the last."""
+    def receives(
+        self, choice: int, tokens: tuple[int, ...], finish: FinishReason | None, logprobs: tuple[str, ...]
+    ) -> None:
+        """The next tokens of a choice; with ``finish`` they are its last."""
         self._check_open("tokens")
-        index = len(self.tokens)
-        self.tokens.extend(tokens)
-        if not self.wish.begins(self.tokens, ties=self._clients.world.ties):
-            raise self._wrong(f"got {tokens} at index {index}, not {self.wish.answer[index:][: len(tokens)]}")
-        wanted = self.wish.sampling.logprobs is not None
+        wish, got = self.wish.choices[choice], self._tokens[choice]
+        if choice not in self._open:
+            raise self._wrong(f"got {tokens} after the end of choice {choice}")
+        index = len(got)
+        got.extend(tokens)
+        if not wish.begins(got, ties=self._clients.world.ties):
+            raise self._wrong(f"got {tokens} at index {index} of {choice}, not {wish.answer[index:][: len(tokens)]}")
+        wanted = wish.sampling.logprobs is not None
         if logprobs != tuple(logprobs_of(token, index + i) for i, token in enumerate(tokens) if wanted):
             raise self._wrong(f"got the logprobs {logprobs} with {tokens} at index {index}")
         if finish is None:
             return
-        if finish != self.wish.finish_reason(self.tokens):
-            raise self._wrong(f"the end ({finish}) after {self.tokens}, not {self.wish.answer}")
-        self._ends("finished")
+        if finish != wish.finish_reason(got):
+            raise self._wrong(f"the end ({finish}) after {got}, not {wish.answer}")
+        self._open.discard(choice)
+        if not self._open:
+            self._ends("finished")
 
     def failed(self, code: str, detail: str = "") -> None:
         """An explicit error."""

@@ -11,6 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from app.errors import ApiError, LedgerError, LedgerUnknown
+from app.ids import choice_uid
 from app.protocol.commands import (
     Abort,
     Admit,
@@ -21,6 +22,7 @@ from app.protocol.commands import (
     Detach,
     Event,
     IdempotencyKey,
+    Sibling,
     Snapshot,
     SnapshotAnswer,
     Watcher,
@@ -28,7 +30,7 @@ from app.protocol.commands import (
 from tests.sim.ledger_client import LedgerClient, Results
 from tests.sim.process import Part
 from web.ends import ADMISSION_UNKNOWN, Ended
-from web.feed import Feed
+from web.feeds import Feeds
 
 if TYPE_CHECKING:
     from tests.sim.client import Stream
@@ -44,6 +46,10 @@ _REFUSALS = {
     AdmitStatus.OTHER_BODY: "idempotency_key_reused",
 }
 _UNAVAILABLE = "service_unavailable"
+
+
+def _key_is_free(record: SnapshotAnswer) -> bool:
+    return record.state in ("ABORTED", "EXPIRED")
 
 
 class Mailbox:
@@ -84,9 +90,18 @@ class Connection(Part):
         self.stream = stream
         self.watcher = Watcher(web.incarnation, web.draw())
         self.uid = ""
+        """Of the first sequence."""
         self._mailbox = Mailbox()
-        self._feed: Feed | None = None
+        self._feeds: Feeds | None = None
+        self._records: list[SnapshotAnswer] = []
+        """Of the sequences that were there before and are watched by now."""
         self._tries = 0
+        self._unended = len(stream.wish.choices)
+
+    @property
+    def uids(self) -> tuple[str, ...]:
+        """Of all sequences; a connection hears of each."""
+        return tuple(choice_uid(self.uid, index) for index in range(len(self.stream.wish.choices)))
 
     # admission
 
@@ -101,7 +116,9 @@ class Connection(Part):
             self._refuse(_UNAVAILABLE)
             return
         self.uid = self.stream.uid = web.draw()
-        web.world.submitted(self.uid, wish)
+        self._records = []
+        for uid, choice in zip(self.uids, wish.choices, strict=True):
+            web.world.submitted(uid, choice)
         admit = Admit(
             uid=self.uid,
             client_id=wish.client_id,
@@ -111,6 +128,9 @@ class Connection(Part):
             limits=wish.limits,
             key=IdempotencyKey(wish.key, wish.body) if wish.key else None,
             salt=wish.salt,
+            more=tuple(
+                Sibling(uid, other.prompt, other.sampling) for uid, other in zip(self.uids[1:], wish.more, strict=True)
+            ),
         )
         web.client.call((admit,), self._admitted)
 
@@ -123,35 +143,49 @@ class Connection(Part):
                 self.process.say_farewell(farewell)
             self._refuse(_UNAVAILABLE)
         elif answer.status is AdmitStatus.ADMITTED:
-            self.process.world.broker.ring(self.process, Bell("prefill", self.uid, 1))
-            self._begin(None)
+            for uid in self.uids:
+                self.process.world.broker.ring(self.process, Bell("prefill", uid, 1))
+            self._begin()
         elif answer.status is AdmitStatus.KNOWN:
             self.uid = self.stream.uid = answer.uid
-            self.process.client.call((Attach(answer.uid, self.watcher),), partial(self._attached, answer.uid))
+            self._attach()
         else:
             self._refuse(_REFUSALS.get(answer.status, _UNAVAILABLE))
 
+    def _attach(self) -> None:
+        """Watch the next one of those that are there."""
+        uid = self.uids[len(self._records)]
+        self.process.client.call((Attach(uid, self.watcher),), partial(self._attached, uid))
+
     def _attached(self, uid: str, results: Results) -> None:
         answer = results[0]
+        in_part = bool(self._records)
+        if not isinstance(answer, LedgerError) and answer.record is not None and not _key_is_free(answer.record):
+            self._records.append(answer.record)
+            if len(self._records) < len(self.uids):
+                self._attach()
+                return
+            self.process.world.count("attached")
+            self._begin()
+            return
+        if in_part:
+            self.process.say_farewell(Detach(self.uid, self.watcher))
         if isinstance(answer, LedgerError):
             if isinstance(answer, LedgerUnknown):
                 self.process.say_farewell(Detach(uid, self.watcher), answer.not_after_ms)
             self._refuse(_UNAVAILABLE)
         elif answer.status in (AttachStatus.REFUSED, AttachStatus.LATE):
             self._refuse(_UNAVAILABLE)
-        elif answer.record is None:
-            self.admit()
         else:
-            self.process.world.count("attached")
-            self._begin(answer.record)
+            self.admit()
 
-    def _begin(self, record: SnapshotAnswer | None) -> None:
-        self._feed = Feed(
+    def _begin(self) -> None:
+        self._feeds = Feeds(
             cast(Any, Blocking(self.process.client)),
-            self.uid,
+            self.uids,
             self.watcher,
             cast(Any, self._mailbox),
-            record,
+            self._records,
             self.process.world.clock,
         )
         self.after(_TICK_S, self._tick)
@@ -174,15 +208,18 @@ class Connection(Part):
 
     def _follow(self) -> None:
         """Hand on what there is."""
-        feed = self._feed
+        feeds = self._feeds
         try:
-            while feed is not None and self._open:
-                progress = feed.next(0.0)
-                if progress is not None:
+            while feeds is not None and self._open:
+                news = feeds.next(0.0)
+                if news is not None:
+                    choice, progress = news
                     if progress.finish_reason is not None:
-                        self._check_cached(progress.cached_tokens)
-                        self._close()
-                    self.stream.receives(progress.tokens, progress.finish_reason, progress.logprobs)
+                        self._check_cached(self.uids[choice], progress.cached_tokens)
+                        self._unended -= 1
+                        if not self._unended:
+                            self._close()
+                    self.stream.receives(choice, progress.tokens, progress.finish_reason, progress.logprobs)
                 elif not self._mailbox:
                     return
         except Ended as end:
@@ -192,12 +229,12 @@ class Connection(Part):
             self._leave()
             self.stream.failed(error.code, str(error))
 
-    def _check_cached(self, cached_tokens: int) -> None:
+    def _check_cached(self, uid: str, cached_tokens: int) -> None:
         """Usage says what the record says."""
         world = self.process.world
-        record = world.ledger.store.records.get(self.uid)
+        record = world.ledger.store.records.get(uid)
         if record is not None and cached_tokens != record.cached_tokens:
-            raise world.violation(f"told as cached: {cached_tokens}, not {record.cached_tokens}", self.uid)
+            raise world.violation(f"told as cached: {cached_tokens}, not {record.cached_tokens}", uid)
 
     def _tick(self) -> None:
         if not self._open:
@@ -214,5 +251,5 @@ class Connection(Part):
     def _leave(self) -> None:
         """Nobody waits here any more, and the request has not ended."""
         self._close()
-        until_ms = self._feed.attach_until_ms if self._feed is not None else -1
+        until_ms = self._feeds.attach_until_ms if self._feeds is not None else -1
         self.process.say_farewell(Detach(self.uid, self.watcher), until_ms)

@@ -131,9 +131,10 @@ class Checker:
         holder = self._holder(command.client_id)
         if holder:
             raise self._wrong(uid, f"admitted while {holder} with the same client id is in process")
-        self._shadows[uid] = Shadow(uid)
-        self._in_process.add(uid)
-        self._agree(self._shadows[uid])
+        for each in (uid, *(other.uid for other in command.more)):
+            self._shadows[each] = Shadow(each, group=uid)
+            self._in_process.add(each)
+            self._agree(self._shadows[each])
 
     def _holder(self, client_id: str) -> str:
         return next((uid for uid in self._in_process if self._wishes[uid].client_id == client_id), "")
@@ -241,7 +242,8 @@ class Checker:
         counted = command.kind is FailureKind.FAILURE or shadow.attempt > _MOST_OVERLOADS
         if record.failures != shadow.failures + counted:
             raise self._wrong(command.uid, f"{record.failures} failures after {shadow.failures} and {command.kind}")
-        self._follow(shadow, final=command.kind is FailureKind.FINAL)
+        for each in self._group(shadow):
+            self._follow(each, final=command.kind is FailureKind.FINAL)
 
     def _heard(self, command: Heartbeat | Register, answer: Any) -> None:
         incarnation = command.incarnation if isinstance(command, Heartbeat) else command.node.incarnation
@@ -250,8 +252,9 @@ class Checker:
     def _ended_by_client(self, command: Abort | Detach, answer: Any) -> None:
         if answer.status == "TOMBSTONED":
             self._buried.add(command.uid)
-        if command.uid in self._in_process:
-            self._follow(self._shadows[command.uid])
+        if command.uid in self._shadows:
+            for shadow in self._group(self._shadows[command.uid]):
+                self._follow(shadow)
 
     def _scanned(self, command: Scan | ReportExit, answer: Any) -> None:
         if isinstance(command, ReportExit) or answer.ran:
@@ -259,6 +262,11 @@ class Checker:
                 self._follow(self._shadows[uid])
 
     # states
+
+    def _group(self, shadow: Shadow) -> list[Shadow]:
+        """Those of its request that are in process, itself first."""
+        mates = [self._shadows[uid] for uid in sorted(self._in_process) if self._shadows[uid].group == shadow.group]
+        return sorted(mates, key=lambda mate: mate is not shadow)
 
     def _follow(self, shadow: Shadow, *, final: bool = False) -> None:
         """The command may have ended this attempt, or not: take over what the record says, if it may say that.
@@ -278,7 +286,9 @@ class Checker:
             raise self._wrong(shadow.uid, f"{record.failures} failures after {shadow.failures}")
         reason = record.error_code or record.last_failure.partition(":")[0]
         self._world.count(f"attempt ended: {reason}")
-        late = taken_late(self._world, holders) if reason == "node_lost" else ""
+        failures = max(self._record(uid).failures for uid, each in self._shadows.items() if each.group == shadow.group)
+        along = record.state == "FAILED" and failures > record.failures
+        late = taken_late(self._world, holders) if reason == "node_lost" and not along else ""
         if late:
             raise self._wrong(shadow.uid, f"only now it is taken over: {late}")
         scenario = self._world.scenario
@@ -288,7 +298,7 @@ class Checker:
             raise self._wrong(shadow.uid, f"{reason} costs an attempt, and nothing here should")
         shadow.failures = record.failures
         limits = self._wishes[shadow.uid].limits
-        if record.state == "FAILED" and record.failures < limits.max_attempts and not final:
+        if record.state == "FAILED" and failures < limits.max_attempts and not final:
             raise self._wrong(shadow.uid, f"FAILED after {record.failures} of {limits.max_attempts} failures")
         self._agree(shadow)
 

@@ -55,8 +55,9 @@ class Scenario:
     @property
     def service_s(self) -> float:
         """Time that all wishes together take at most, one after the other on the slowest nodes, computed twice."""
-        steps = sum(len(wish.prompt) / BLOCK_TOKENS + wish.sampling.max_tokens for wish in self.wishes)
-        blocks = sum((len(wish.prompt) + wish.sampling.max_tokens) / BLOCK_TOKENS for wish in self.wishes)
+        sequences = [choice for wish in self.wishes for choice in wish.choices]
+        steps = sum(len(each.prompt) / BLOCK_TOKENS + each.sampling.max_tokens for each in sequences)
+        blocks = sum((len(each.prompt) + each.sampling.max_tokens) / BLOCK_TOKENS for each in sequences)
         return 2 * (0.012 * self.slowness.steps * steps + 0.0012 * self.slowness.blocks * blocks) + 2.0
 
 

@@ -34,6 +34,8 @@ class Shadow:
     lease: str = ""
     lease_node: str = ""
     tokens: list[int] = field(default_factory=list)
+    group: str = ""
+    """uid of the first sequence of its request."""
 
     @property
     def computing(self) -> bool:

@@ -12,7 +12,7 @@ Problem = tuple[str, str]
 
 def check_store(store: Store) -> Problem | None:
     """The first thing that is wrong, or None."""
-    for check in (_records, _owned, _leases, _guards):
+    for check in (_records, _owned, _leases, _guards, _groups):
         for problem in check(store):
             return problem
     return None
@@ -81,12 +81,41 @@ def _guards(store: Store) -> Iterator[Problem]:
     """A client id is taken while a request with it is in process, which is watched or in its grace."""
     for uid, record in store.records.items():
         if record.in_process:
-            if store.guards.get(record.client_id) != uid:
+            if store.guards.get(record.client_id) != (record.group or uid):
                 yield f"{uid} is {record.state} without its guard", uid
             if bool(record.watchers) == (uid in store.unwatched):
                 yield f"{uid} is {record.state}, its watchers are {record.watchers}, unwatched {store.unwatched}", uid
     for client_id, uid in store.guards.items():
         holder = store.records.get(uid)
-        dedups = holder is not None and holder.state == "FINISHED" and holder.limits.dedup_window_ms > 0
-        if holder is None or not (holder.in_process or dedups):
+        if holder is None or not _keeps_its_id([each for each in store.records.values() if _of(each) == uid]):
             yield f"client id {client_id} is taken by {uid}, which has ended", uid
+
+
+def _of(record: Record) -> str:
+    return record.group or record.uid
+
+
+def _keeps_its_id(group: list[Record]) -> bool:
+    finished = all(each.state == "FINISHED" for each in group)
+    return any(each.in_process for each in group) or (finished and group[0].limits.dedup_window_ms > 0)
+
+
+def _groups(store: Store) -> Iterator[Problem]:
+    """The sequences of a request are there together, and none goes on when another has ended badly."""
+    groups: dict[str, list[Record]] = {}
+    for record in store.records.values():
+        if record.group:
+            groups.setdefault(record.group, []).append(record)
+    for uid, group in groups.items():
+        first = store.records.get(uid)
+        if first is None or first.choices != len(group):
+            yield f"the group {uid} has {len(group)} records: {first}", uid
+            continue
+        running = sum(each.in_process for each in group)
+        if first.left != running:
+            yield f"{first.left} of the group {uid} are said to be in process, {running} are", uid
+        ends = {each.state for each in group if not each.in_process}
+        if ends - {"FINISHED"} and running:
+            yield f"{running} of the group {uid} go on, though others ended as {sorted(ends)}", uid
+        if len(ends - {"FINISHED"}) > 1:
+            yield f"the group {uid} has several ends: {sorted(ends)}", uid

@@ -96,7 +96,7 @@ class Web(Process):
             return
         for number, event in server.events_after(self.incarnation, self._position):
             self._position = number
-            for connection in [one for one in self.connections.values() if one.uid == event.uid]:
+            for connection in [one for one in self.connections.values() if event.uid in one.uids]:
                 for delay in self.world.faults.event(event.uid):
                     if delay:
                         self.after(delay, connection.hears, event)

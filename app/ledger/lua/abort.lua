@@ -1,4 +1,4 @@
--- Ends a request as ABORTED, whatever it is doing.
+-- Ends a request as ABORTED, whatever it is doing: all records of a group.
 -- Touches: rec hash, tombstones zset, clock hash, and what end_request touches.
 -- Arguments: uid, reason. Answers: ABORTED | ENDED state | TOMBSTONED | LATE.
 now = read_clock()
@@ -9,5 +9,8 @@ if not r then
   stone(cmd.uid)
   return answer({ status = 'TOMBSTONED' })
 end
-if in_process(r) then end_request(r, 'ABORTED', { error_code = cmd.reason }) end
-return answer({ status = r.state == 'ABORTED' and 'ABORTED' or 'ENDED', state = r.state })
+for _, uid in ipairs(group_of(r)) do
+  local each = uid == r.uid and r or load(uid)
+  if each and in_process(each) then end_request(each, 'ABORTED', { error_code = cmd.reason }) end
+end
+return answer(end_of(r))

@@ -1,4 +1,4 @@
--- Removes one watcher; the last one gone aborts the request, after its grace.
+-- Removes one watcher, of all records of a group; the last one gone aborts the request, after its grace.
 -- Touches: rec hash, watch set, owned, unwatched and tombstones zsets, clock hash, and what end_request touches.
 -- Arguments: uid, web, connection. Answers: WATCHED state | GRACE state | ABORTED | ENDED state | TOMBSTONED | LATE.
 now = read_clock()
@@ -8,8 +8,12 @@ if not r then
   stone(cmd.uid)
   return answer({ status = 'TOMBSTONED' })
 end
-if in_process(r) then
-  local status = unwatch(r, cmd.web, cmd.connection, 'client_gone')
-  return answer({ status = status, state = r.state })
+local said
+for _, uid in ipairs(group_of(r)) do
+  local each = load(uid)
+  if each and in_process(each) then
+    local status = unwatch(each, cmd.web, cmd.connection, 'client_gone')
+    said = { status = status, state = each.state }
+  end
 end
-return answer({ status = r.state == 'ABORTED' and 'ABORTED' or 'ENDED', state = r.state })
+return answer(said or end_of(r))

@@ -34,6 +34,32 @@ def let_go(store: Store, record: Record, unused_lease: LeaseState) -> None:
         scores.pop(record.uid, None)
 
 
+def _end_sequence(
+    store: Store,
+    record: Record,
+    state: RequestState,
+    *,
+    code: str,
+    detail: str,
+    finish_reason: FinishReason | None = None,
+    unused_lease: LeaseState = LeaseState.CANCELLED,
+    tokens: tuple[int, ...] = (),
+    logprobs: tuple[str, ...] = (),
+) -> None:
+    """One record ends, with everything that it held."""
+    record.state = step_request(record.state, state)
+    record.finish_reason, record.error_code, record.error_detail = finish_reason, code, detail
+    record.timeline["finished"] = store.wall
+    let_go(store, record, unused_lease)
+    index = len(record.tokens) - len(tokens)
+    event = Event(record.uid, index, tokens, state, finish_reason, code, detail, logprobs, record.cached_tokens)
+    tell(store, record.watchers, event)
+    for watcher in record.watchers:
+        store.disown(watcher.web, f"w:{record.uid}:{watcher.connection}")
+    record.watchers = set()
+    store.unwatched.pop(record.uid, None)
+
+
 def end_request(
     store: Store,
     record: Record,
@@ -46,33 +72,55 @@ def end_request(
     tokens: tuple[int, ...] = (),
     logprobs: tuple[str, ...] = (),
 ) -> None:
-    """The only way into a terminal state; ``tokens`` and ``logprobs`` are the last ones, already appended."""
-    record.state = step_request(record.state, state)
-    record.finish_reason, record.error_code, record.error_detail = finish_reason, code, detail
-    record.timeline["finished"] = store.wall
-    let_go(store, record, unused_lease)
-    index = len(record.tokens) - len(tokens)
-    event = Event(record.uid, index, tokens, state, finish_reason, code, detail, logprobs, record.cached_tokens)
-    tell(store, record.watchers, event)
-    for watcher in record.watchers:
-        store.disown(watcher.web, f"w:{record.uid}:{watcher.connection}")
-    record.watchers = set()
-    store.unwatched.pop(record.uid, None)
-    _free_guard(store, record)
-    ttl = record.limits.record_ttl_ms
-    store.expire(ttl, "records", record.uid)
-    if store.latest.get(record.client_id) == record.uid:
-        store.expire(ttl, "latest", record.client_id, record.uid)
-    if record.key and store.keys.get(record.key.scoped) == record.uid:
-        store.expire(ttl, "keys", record.key.scoped, record.uid)
+    """The only way into a terminal state; ``tokens`` and ``logprobs`` are the last ones, already appended.
+
+    Of a group each record finishes for itself; one that ends in any other way takes those with it that are in process.
+    """
+    _end_sequence(
+        store,
+        record,
+        state,
+        finish_reason=finish_reason,
+        code=code,
+        detail=detail,
+        unused_lease=unused_lease,
+        tokens=tokens,
+        logprobs=logprobs,
+    )
+    group = store.group_of(record)
+    if len(group) > 1:
+        first = group[0]
+        if state is RequestState.FINISHED:
+            first.left -= 1
+            if first.left > 0:
+                return
+        else:
+            first.left, first.ended_as = 0, state
+            for mate in group:
+                if mate.in_process:
+                    _end_sequence(store, mate, state, code=code, detail=detail)
+    _end_names(store, group, state)
 
 
-def _free_guard(store: Store, record: Record) -> None:
+def _end_names(store: Store, group: list[Record], state: RequestState) -> None:
+    """All records of a request have ended: its names are free, and everything of it goes after its TTL."""
+    first = group[0]
+    _free_guard(store, first, state)
+    ttl = first.limits.record_ttl_ms
+    for record in group:
+        store.expire(ttl, "records", record.uid)
+    if store.latest.get(first.client_id) == first.uid:
+        store.expire(ttl, "latest", first.client_id, first.uid)
+    if first.key and store.keys.get(first.key.scoped) == first.uid:
+        store.expire(ttl, "keys", first.key.scoped, first.uid)
+
+
+def _free_guard(store: Store, record: Record, state: RequestState) -> None:
     """The client id is free again, except for a while after a FINISHED request that has a deduplication window."""
     if store.guards.get(record.client_id) != record.uid:
         return
     window = record.limits.dedup_window_ms
-    if record.state is RequestState.FINISHED and window > 0:
+    if state is RequestState.FINISHED and window > 0:
         store.expire(window, "guards", record.client_id, record.uid)
     else:
         del store.guards[record.client_id]
@@ -94,7 +142,7 @@ def end_attempt(
         record.failures += 1
     out_of_attempts = kind is FailureKind.FAILURE and record.failures >= record.limits.max_attempts
     if kind is FailureKind.FINAL or out_of_attempts:
-        record.overloaded = handed_round
+        store.group_of(record)[0].overloaded = handed_round
         end_request(store, record, RequestState.FAILED, code=reason, detail=detail, unused_lease=unused_lease)
         return FailStatus.FAILED
     let_go(store, record, unused_lease)

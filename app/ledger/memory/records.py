@@ -42,6 +42,7 @@ def view(store: Store, record: Record, from_index: int) -> SnapshotAnswer:
         prefill_node=record.prefill_node,
         decode_node=record.decode_node,
         cached_tokens=record.cached_tokens,
+        choices=record.choices,
         timeline=dict(record.timeline),
     )
 

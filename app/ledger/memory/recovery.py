@@ -103,7 +103,8 @@ def scan(store: Store, command: Scan) -> ScanAnswer:
     dead, more_dead = _recover(store, recovered)
     unwatched = ranked(store.unwatched, upto=store.time, limit=PER_KIND)
     for uid in unwatched:
-        end_request(store, store.records[uid], RequestState.ABORTED, code=CLIENT_GONE)
+        if store.records[uid].in_process:  # its group may have taken it along
+            end_request(store, store.records[uid], RequestState.ABORTED, code=CLIENT_GONE)
     due = ranked(store.rings, upto=store.time, limit=PER_KIND)
     records = [store.records[uid] for uid in due]
     bells = tuple(ring(store, record) for record in records if record.state is RequestState.QUEUED)
@@ -129,8 +130,12 @@ def _raise_version(store: Store) -> None:
 
 def _expire(store: Store) -> tuple[list[str], bool]:
     due = ranked(store.deadlines, upto=store.time, limit=PER_KIND)
+    expired = []
     for uid in due:
         record = store.records[uid]
+        if not record.in_process:  # its group has taken it along
+            continue
+        expired.append(uid)
         if record.state is RequestState.QUEUED:
             end_request(store, record, RequestState.EXPIRED, code=QUEUE_TIMEOUT, detail=record.last_failure)
             continue
@@ -140,7 +145,7 @@ def _expire(store: Store) -> tuple[list[str], bool]:
             end_request(store, record, RequestState.EXPIRED, code=timeout, detail=detail)
         else:
             end_attempt(store, record, FailureKind.FAILURE, timeout, "", unused_lease=LeaseState.EXPIRED)
-    return due, len(due) == PER_KIND
+    return expired, len(due) == PER_KIND
 
 
 def _recover(store: Store, recovered: list[str]) -> tuple[list[str], bool]:

@@ -18,6 +18,7 @@ from app.protocol.commands import (
     Detach,
     IdempotencyKey,
     ReadStatus,
+    Sibling,
     Snapshot,
     SnapshotAnswer,
 )
@@ -36,40 +37,53 @@ def admit(store: Store, command: Admit) -> AdmitAnswer:
         return known
     if command.client_id in store.guards:
         return AdmitAnswer(AdmitStatus.DUPLICATE, store.time, store.guards[command.client_id])
-    prompt = len(command.prompt_ids)
-    needs = {
-        "prefill": prompt + command.sampling.max_tokens - 1,  # the answer so far, when it goes on elsewhere
-        "decode": prompt + command.sampling.max_tokens if command.sampling.max_tokens > 1 else 0,
-    }
-    for role, tokens in needs.items():
-        room = _room_tokens(store, role)
-        if room and room < tokens:
+    sequences: tuple[Admit | Sibling, ...] = (command, *command.more)
+    for each in sequences:
+        if room := _too_small(store, each):
             return AdmitAnswer(AdmitStatus.TOO_LARGE, store.time, room_tokens=room)
-    if queued >= command.limits.max_queued:
+    if queued + len(sequences) > command.limits.max_queued:
         return AdmitAnswer(AdmitStatus.FULL, store.time, queued=queued)
+    for each in sequences:
+        _add(store, command, each)
+    first = store.records[uid]
+    first.choices = first.left = len(sequences)
+    if command.key:
+        store.keys[command.key.scoped] = uid
+    store.guards[command.client_id] = store.latest[command.client_id] = uid
+    return _admitted(store, uid)
+
+
+def _add(store: Store, command: Admit, each: Admit | Sibling) -> None:
     store.seq += 1
-    record = Record(
-        uid,
+    store.records[each.uid] = Record(
+        each.uid,
         command.client_id,
         store.seq,
-        command.prompt_ids,
-        command.sampling,
+        each.prompt_ids,
+        each.sampling,
         command.limits,
         queued_at=store.time,
         watchers={command.watcher},
         timeline={"queued": store.wall},
         key=command.key,
         salt=command.salt,
+        group=command.uid if command.more else "",
     )
-    if command.key:
-        store.keys[command.key.scoped] = uid
-    store.records[uid] = record
-    store.guards[command.client_id] = store.latest[command.client_id] = uid
-    store.queue[uid] = record.seq
-    store.deadlines[uid] = store.time + command.limits.queue_timeout_ms
-    store.rings[uid] = store.time + RING_MS
-    store.own(command.watcher.web, f"w:{uid}:{command.watcher.connection}")
-    return _admitted(store, uid)
+    store.queue[each.uid] = store.seq
+    store.deadlines[each.uid] = store.time + command.limits.queue_timeout_ms
+    store.rings[each.uid] = store.time + RING_MS
+    store.own(command.watcher.web, f"w:{each.uid}:{command.watcher.connection}")
+
+
+def _too_small(store: Store, each: Admit | Sibling) -> int:
+    """Tokens that the largest pool holds of the role that can never hold it; 0: it fits."""
+    prompt, most = len(each.prompt_ids), each.sampling.max_tokens
+    needs = {
+        "prefill": prompt + most - 1,  # the answer so far, when it goes on elsewhere
+        "decode": prompt + most if most > 1 else 0,
+    }
+    rooms = ((_room_tokens(store, role), tokens) for role, tokens in needs.items())
+    return next((room for room, tokens in rooms if room and room < tokens), 0)
 
 
 def _admitted(store: Store, uid: str) -> AdmitAnswer:
@@ -80,10 +94,14 @@ def _admitted(store: Store, uid: str) -> AdmitAnswer:
 def _known(store: Store, key: IdempotencyKey) -> AdmitAnswer | None:
     """The key stays with a request that was computed, well or not; what was aborted, expired or had no room was not."""
     record = store.records.get(store.keys.get(key.scoped, ""))
-    if record is None or record.state in (RequestState.ABORTED, RequestState.EXPIRED) or record.overloaded:
+    if record is None or _outcome(record) in (RequestState.ABORTED, RequestState.EXPIRED) or record.overloaded:
         return None
     status = AdmitStatus.KNOWN if record.key == key else AdmitStatus.OTHER_BODY
     return AdmitAnswer(status, store.time, record.uid)
+
+
+def _outcome(first: Record) -> RequestState:
+    return first.ended_as or first.state
 
 
 def _room_tokens(store: Store, role: str) -> int:
@@ -96,8 +114,9 @@ def abort(store: Store, command: Abort) -> AbortAnswer:
     record = store.records.get(command.uid)
     if record is None:
         return _stone(store, command.uid)
-    if record.in_process:
-        end_request(store, record, RequestState.ABORTED, code=command.reason)
+    for each in store.group_of(record):
+        if each.in_process:
+            end_request(store, each, RequestState.ABORTED, code=command.reason)
     return _ended(store, record)
 
 
@@ -105,10 +124,12 @@ def detach(store: Store, command: Detach) -> AbortAnswer:
     record = store.records.get(command.uid)
     if record is None:
         return _stone(store, command.uid)
-    if record.in_process:
-        status = unwatch(store, record, command.watcher, CLIENT_GONE)
-        return AbortAnswer(status, store.time, record.state)
-    return _ended(store, record)
+    answer = None
+    for each in store.group_of(record):
+        if each.in_process:
+            status = unwatch(store, each, command.watcher, CLIENT_GONE)
+            answer = AbortAnswer(status, store.time, each.state)
+    return answer or _ended(store, record)
 
 
 def attach(store: Store, command: Attach) -> AttachAnswer:
@@ -131,8 +152,9 @@ def _stone(store: Store, uid: str) -> AbortAnswer:
 
 
 def _ended(store: Store, record: Record) -> AbortAnswer:
-    aborted = record.state is RequestState.ABORTED
-    return AbortAnswer(AbortStatus.ABORTED if aborted else AbortStatus.ENDED, store.time, record.state)
+    state = store.group_of(record)[0].ended_as or record.state
+    aborted = state is RequestState.ABORTED
+    return AbortAnswer(AbortStatus.ABORTED if aborted else AbortStatus.ENDED, store.time, state)
 
 
 def snapshot(store: Store, command: Snapshot) -> SnapshotAnswer:

@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from app.ids import choice_uid
 from app.protocol.commands import Event, IdempotencyKey, Limits, Watcher
 from app.protocol.tables import IN_PROCESS, LeaseState, RequestState
 from app.schemas import FinishReason, Gauges, NodeInfo, SamplingParams
@@ -76,6 +77,14 @@ class Record:
     shunned: str = ""
     shunned_prefill: str = ""
     shunned_until: int = 0
+    group: str = ""
+    """uid of the first record of its request, where that has several."""
+    choices: int = 1
+    """(The first one) How many there are."""
+    left: int = 0
+    """(The first one) How many are in process."""
+    ended_as: RequestState | None = None
+    """(The first one) The end that one of them brought on all, if not all have FINISHED."""
 
     @property
     def in_process(self) -> bool:
@@ -187,6 +196,13 @@ class Store:
             kept = getattr(self, kind)
             if not value or kept.get(key) == value:
                 kept.pop(key, None)
+
+    def group_of(self, record: Record) -> list[Record]:
+        """All records of its request, the first one first."""
+        if not record.group:
+            return [record]
+        first = self.records[record.group]
+        return [self.records[choice_uid(first.uid, index)] for index in range(first.choices)]
 
     def own(self, incarnation: str, member: str) -> None:
         self.owned.setdefault(incarnation, {})[member] = self.time

@@ -44,6 +44,16 @@ class IdempotencyKey:
     """Hash of what was asked for: another body under the same key is refused."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """A further sequence of one request. All that is not named here it shares with the first one."""
+
+    uid: str
+    """``choice_uid`` of the first one's."""
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+
+
 class AdmitStatus(StrEnum):
     ADMITTED = "ADMITTED"
     KNOWN = "KNOWN"  # the idempotency key has a request already: attach to ``uid``
@@ -59,6 +69,11 @@ class AdmitStatus(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Admit:
     """Duplicate check (SET guard NX), capacity check and the record (QUEUED) in one step. By web.
+
+    A request of several sequences (``n``, several prompts) is a group: a record for each, all admitted or none. They
+    are claimed, computed, resumed and finish each for itself. One that ends in any other way takes the others with it:
+    these end as it does, in the same step. Client id, key and deduplication are the group's, by the uid of its first
+    record; they are free when the last one has ended.
 
     While prefill nodes live, one of their pools must be able to hold what a request that goes on elsewhere has to be
     computed from at the most, prompt + ``max_tokens`` - 1; while decode nodes live, one of theirs prompt +
@@ -77,6 +92,7 @@ class Admit:
     key: IdempotencyKey | None = None
     salt: str = ""
     """Only requests with the same one share cached KV."""
+    more: tuple[Sibling, ...] = ()
     name: ClassVar[str] = "admit"
 
 
@@ -102,7 +118,10 @@ class AbortStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """End a request as ABORTED, whatever it is doing; closes its lease. An unknown uid leaves a tombstone."""
+    """End a request as ABORTED, whatever it is doing; closes its leases. An unknown uid leaves a tombstone.
+
+    Of a group any uid will do.
+    """
 
     uid: str
     reason: str
@@ -111,7 +130,10 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Detach:
-    """Remove one watcher; the last one gone aborts the request, after its grace. By web, when its client is gone."""
+    """Remove one watcher; the last one gone aborts the request, after its grace. By web, when its client is gone.
+
+    Of a group any uid will do.
+    """
 
     uid: str
     watcher: Watcher
@@ -168,6 +190,8 @@ class SnapshotAnswer:
     decode_node: str = ""
     cached_tokens: int = 0
     """Tokens of the prompt that were not computed for the first token."""
+    choices: int = 1
+    """(The first record of a group) How many there are."""
     timeline: Mapping[str, int] = field(default_factory=dict)
     """Phase (of ``PHASES``) → wall clock ms of the Redis server."""
 
@@ -182,7 +206,10 @@ class AttachStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Attach:
-    """Watch a request that is there already, and read it, in one step: no event can fall between the two. By web."""
+    """Watch a record that is there already, and read it, in one step: no event can fall between the two. By web.
+
+    Of a group each record is watched for itself.
+    """
 
     uid: str
     watcher: Watcher

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
+from app.ids import choice_uid
 from app.protocol.commands import (
     Abort,
     Activate,
@@ -27,6 +28,7 @@ from app.protocol.commands import (
     ReportExit,
     ReserveNext,
     Scan,
+    Sibling,
     Snapshot,
     Stamp,
     Watcher,
@@ -107,7 +109,8 @@ class Sequence:
         return getattr(self, choice.command)(choice, dump)
 
     def any_uid(self, choice: Choice) -> str:
-        return f"u{self.admissions + (choice.wrong == 9) - choice.b % 4}"
+        uid = f"u{self.admissions + (choice.wrong == 9) - choice.b % 4}"
+        return choice_uid(uid, choice.a % 9 == 0)
 
     def admit(self, choice: Choice, _: Any) -> Any:
         self.admissions += choice.wrong < 9
@@ -120,7 +123,12 @@ class Sequence:
         )
         watcher = Watcher(self.one_of("web", choice.b), "x")
         salt = ("", "salt")[choice.b % 2]
-        return Admit(f"u{self.admissions}", f"client{choice.a % 7}", prompt, sampling, watcher, limits, key, salt)
+        uid = f"u{self.admissions}"
+        more = tuple(
+            Sibling(choice_uid(uid, i), (prompt, (7,))[(choice.b + i) % 2], sampling.model_copy(update={"seed": i}))
+            for i in range(1, (1, 1, 1, 2, 4)[choice.b % 5])
+        )
+        return Admit(uid, f"client{choice.a % 7}", prompt, sampling, watcher, limits, key, salt, more)
 
     def go(self, choice: Choice, dump: Dump) -> Any:
         """The next step in the life of a request that is in process."""

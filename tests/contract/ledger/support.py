@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from app.ids import choice_uid
 from app.ledger.api import Ledger
 from app.protocol.commands import (
     Abort,
@@ -35,6 +36,7 @@ from app.protocol.commands import (
     ReserveNext,
     Scan,
     ScanAnswer,
+    Sibling,
     Snapshot,
     SnapshotAnswer,
     Stamp,
@@ -139,20 +141,27 @@ class World:
         key: str = "",
         body: str = "body",
         salt: str = "",
+        more: Sequence[int] = (),
         **limits: int,
     ) -> AdmitAnswer:
+        """``more``: the lengths of the prompts of further sequences."""
+        sampling = SamplingParams(
+            seed=2**62 + 1, max_tokens=max_tokens, temperature=0.7, stop=("\n", "é"), logprobs=logprobs
+        )
         answer: AdmitAnswer = self.do(
             Admit(
                 uid,
                 client or f"client-{uid}",
                 tuple(range(prompt)),
-                SamplingParams(
-                    seed=2**62 + 1, max_tokens=max_tokens, temperature=0.7, stop=("\n", "é"), logprobs=logprobs
-                ),
+                sampling,
                 Watcher(web, f"connection-{uid}"),
                 replace(LIMITS, **limits),
                 IdempotencyKey(key, body) if key else None,
                 salt,
+                tuple(
+                    Sibling(choice_uid(uid, i), tuple(range(length)), sampling.model_copy(update={"seed": i}))
+                    for i, length in enumerate(more, 1)
+                ),
             )
         )
         return answer

@@ -40,9 +40,17 @@ def check_consistent(dump: Dump) -> None:
     assert set(dump["queue"]) == set(dump["rings"]) == queued
     assert set(dump["deadlines"]) == queued | prefilling
     assert set(dump["waiters"]) <= {uid for uid in prefilling if not records[uid]["lease"]}
+    for uid, r in running.items():
+        mates = [each for each in records.values() if r["group"] and each["group"] == r["group"]]
+        assert all(each["state"] in (*IN_PROCESS, "FINISHED") for each in mates), f"{uid} goes on alone"
+    of = {uid: r["group"] or uid for uid, r in records.items()}
+    gone_wrong = {of[uid] for uid, r in records.items() if r["state"] not in (*IN_PROCESS, "FINISHED")}
     holds_guard = {
-        uid for uid, r in records.items() if uid in running or (r["state"] == "FINISHED" and r["dedup_window"])
+        of[uid] for uid, r in records.items() if uid in running or (r["dedup_window"] and of[uid] not in gone_wrong)
     }
+    for uid, r in records.items():
+        if "left" in r:
+            assert r["left"] == sum(of[each] == uid for each in running)
     assert dump["guards"] == {records[uid]["client"]: uid for uid in holds_guard}
     assert len(dump["guards"]) == len(holds_guard)
     watched = {uid for uid, r in records.items() if r["watchers"]}

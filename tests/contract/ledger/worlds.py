@@ -107,6 +107,10 @@ class TwinWorld(World):
             "watchers": sorted(f"{w.web}:{w.connection}" for w in record.watchers),
             "finish_reason": record.finish_reason or "",
             "error": f"{record.error_code}/{record.error_detail}",
+            "group": record.group,
+            **({"choices": record.choices, "left": record.left} if record.choices > 1 else {}),
+            "ended_as": str(record.ended_as or ""),
+            "overloaded": int(record.overloaded),
         }
 
 
@@ -196,6 +200,10 @@ class ValkeyWorld(World):
                 "watchers": sorted(found.get(f"watch:{uid}", ())),
                 "finish_reason": fields.get("finish_reason", ""),
                 "error": f"{fields.get('error_code', '')}/{fields.get('error_detail', '')}",
+                "group": fields.get("group", ""),
+                **{name: int(fields[name]) for name in ("choices", "left") if name in fields},
+                "ended_as": fields.get("ended_as", ""),
+                "overloaded": int(fields.get("overloaded", 0)),
             }
 
         def lease(fields: dict[str, str]) -> Dump:

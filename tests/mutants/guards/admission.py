@@ -45,14 +45,14 @@ ADMISSION = (
     ledger(
         "admit-full",
         "what waits is bounded: 429 instead of an endless queue",
-        lua=(lua("if queued >= limits.max_queued then", "if false then"),),
-        twin=(twin("if queued >= command.limits.max_queued:", "if False:"),),
+        lua=(lua("if queued + #sequences > limits.max_queued then", "if false then"),),
+        twin=(twin("if queued + len(sequences) > command.limits.max_queued:", "if False:"),),
         tests=(f"{_TESTS}test_a_full_queue_refuses_and_says_how_many_wait",),
     ),
     ledger(
         "guard-compare",
         "the end of an old request leaves the guard of a later one alone",
-        lua=(lua("if redis.call('GET', guard) ~= r.uid then return end", ""),),
+        lua=(lua("if redis.call('GET', guard) ~= uid then return end", ""),),
         twin=(twin("if store.guards.get(record.client_id) != record.uid: return", "if False:\n        return"),),
         tests=(f"{_KEYS}test_what_names_a_later_request_stays_when_an_earlier_one_ends",),
     ),
@@ -87,8 +87,8 @@ ADMISSION = (
     ledger(
         "key-of-the-given-up",
         "a key whose request was aborted or expired is free again",
-        lua=(lua("and k[1] ~= 'ABORTED' and k[1] ~= 'EXPIRED' and", "and"),),
-        twin=(twin("or record.state in (RequestState.ABORTED, RequestState.EXPIRED)", ""),),
+        lua=(lua("and state ~= 'ABORTED' and state ~= 'EXPIRED' and", "and"),),
+        twin=(twin("or _outcome(record) in (RequestState.ABORTED, RequestState.EXPIRED)", ""),),
         tests=(f"{_KEYS}test_the_key_of_one_that_was_given_up_is_free_for_any_body",),
     ),
     ledger(
@@ -102,7 +102,7 @@ ADMISSION = (
         "dedup-window",
         "a finished client id is a duplicate for its window",
         lua=(lua("if state == 'FINISHED' and window > 0 then", "if false then"),),
-        twin=(twin("if record.state is RequestState.FINISHED and window > 0:", "if False:"),),
+        twin=(twin("if state is RequestState.FINISHED and window > 0:", "if False:"),),
         tests=(f"{_KEYS}test_a_finished_client_id_is_a_duplicate_for_its_window",),
     ),
     ledger(

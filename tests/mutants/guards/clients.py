@@ -79,8 +79,8 @@ CLIENTS = (
         "client-place-given-back",
         "whoever goes gives the place back",
         _admission(
-            "services.node.mailboxes.close(job.uid, job.watcher.connection) services.seats.release()",
-            "services.node.mailboxes.close(job.uid, job.watcher.connection)",
+            "services.node.mailboxes.close(job.uids, job.watcher.connection) services.seats.release()",
+            "services.node.mailboxes.close(job.uids, job.watcher.connection)",
         ),
         (f"{_ANSWERS}test_a_full_queue_and_full_seats_say_when_to_come_back",),
     ),

@@ -128,6 +128,19 @@ def test_a_prompt_half_of_which_another_is_about_to_compute_waits_for_that_step(
         assert answered(cluster, uid, prompt, 2) == (common if waits and prompt is other else 0)
 
 
+def test_prompts_that_begin_alike_are_computed_one_after_the_other() -> None:
+    cluster = Cluster(num_blocks=32)
+    given = starts(cluster.runners["p0"])
+    first = cluster.submit((99,) * 3, 2)
+    like = [cluster.submit(PROMPT, 2) for _ in range(3)]
+    others = [cluster.submit((*range(50 * i, 50 * i + 9),), 2) for i in (1, 2)]
+    cluster.run(lambda: len(given) == 6, 5)
+    assert [job.work.uid for job in given] == [first, *like, *others]
+    assert [job.num_computed for job in given] == [0, 0, 8, 8, 0, 0]
+    for uid in like:
+        answered(cluster, uid, PROMPT, 2)
+
+
 def test_a_shared_block_is_pinned_until_the_last_pull_is_acknowledged() -> None:
     cluster = Cluster()
     first = cluster.submit(PROMPT)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from app.protocol.commands import Event, ReadStatus, SnapshotAnswer
 from app.schemas import SamplingParams
 from tests.api.support import IM_END, ids, toy_tokenizer
-from web.answer import Answer, Delta
+from web.answer import Answer, Delta, usage
 from web.follow import Ask, Follower, Progress
 
 TOKENIZER = toy_tokenizer()
@@ -35,7 +35,7 @@ def run(tokens: list[int], sizes: list[int], stop: tuple[str, ...] = ()) -> tupl
 def test_deltas_join_to_the_text_without_eos_however_they_come(text: str, sizes: list[int]) -> None:
     answer, deltas = run([*ids(text), IM_END], sizes)
     assert "".join(d.text for d in deltas) == answer.text == text
-    assert answer.usage() == {
+    assert usage([answer], 1) == {
         "prompt_tokens": 3,
         "completion_tokens": len(text.encode()) + 1,
         "total_tokens": len(text.encode()) + 4,
@@ -128,10 +128,22 @@ def test_text_and_usage_do_not_depend_on_how_the_tokens_came(
     cut = first_stop(text, stop)
     assert sent == answer.text == text[:cut]
     assert answer.token_ids == tokens
-    assert answer.usage()["completion_tokens"] == len(tokens)
+    assert usage([answer], 1)["completion_tokens"] == len(tokens)
 
 
 def first_stop(text: str, stop: tuple[str, ...]) -> int:
     """Where the stop string that is complete first begins; of several, the longest."""
     ends = [(text.index(s) + len(s), -len(s)) for s in stop if s in text]
     return sum(min(ends)) if ends else len(text)
+
+
+def test_usage_counts_each_prompt_once_and_as_cached_what_none_of_its_answers_computed() -> None:
+    answers = [Answer(TOKENIZER, (1,) * length, sampling(), i) for i, length in enumerate((20, 20, 5, 5))]
+    for answer, cached_tokens in zip(answers, (16, 0, 3, 4), strict=True):
+        answer.add(Progress((5, 6), "stop", cached_tokens=cached_tokens))
+    assert usage(answers, 2) == {
+        "prompt_tokens": 25,
+        "completion_tokens": 8,
+        "total_tokens": 33,
+        "prompt_tokens_details": {"cached_tokens": 3},
+    }

@@ -24,7 +24,8 @@ from app.protocol.commands import (
 )
 from web.ends import Ended
 from web.events import Mail
-from web.feed import OUTAGE_S, QUIET_S, Feed
+from web.feed import OUTAGE_S, QUIET_S
+from web.feeds import Feeds
 
 WATCHER = Watcher("web", "connection")
 
@@ -59,7 +60,7 @@ class Rig:
         self.record = record or Record()
         self.mailbox: queue.SimpleQueue[Mail] = queue.SimpleQueue()
         ledger: Any = self.record
-        self.feed = Feed(ledger, "u", WATCHER, self.mailbox, start, clock=lambda: self.now)
+        self.feed = Feeds(ledger, ["u"], WATCHER, self.mailbox, [start] if start else [], clock=lambda: self.now)
         self.got: list[int] = []
         self.finish_reason: str | None = None
 
@@ -72,8 +73,9 @@ class Rig:
         self.step()
 
     def step(self) -> None:
-        progress = self.feed.next(0)
-        if progress is not None:
+        news = self.feed.next(0)
+        if news is not None:
+            _, progress = news
             self.got.extend(progress.tokens)
             self.finish_reason = progress.finish_reason
 

@@ -31,26 +31,25 @@ end
 
 -- The client id is free again, except for a while after a FINISHED request that has a deduplication window.
 -- By compare: a later request may hold the guard by now.
-local function free_guard(r, state, window)
+local function free_guard(r, uid, state, window)
   local guard = P .. 'guard:' .. r.client
-  if redis.call('GET', guard) ~= r.uid then return end
+  if redis.call('GET', guard) ~= uid then return end
   if state == 'FINISHED' and window > 0 then redis.call('PEXPIRE', guard, window) else redis.call('DEL', guard) end
 end
 
--- The only way into a terminal state. Everything that the request held ends in this step (rule 8). `o`: finish_reason,
--- error_code, error_detail, unused_lease (what a RESERVED lease becomes), index, tokens and logprobs of the last
--- emission. The event says of the record what web tells with the end: cached_tokens. Fence and owner stay on the record: a repeated emit is recognised by them.
-local function end_request(r, state, o)
-  local rec, ttl = P .. 'rec:' .. r.uid, r.record_ttl
+-- One record ends, with everything that it held. `o`: as end_request says. The event says of the record what web tells
+-- with the end: cached_tokens. Fence and owner stay on the record: a repeated emit is recognised by them.
+local function end_sequence(r, state, o)
+  local rec = P .. 'rec:' .. r.uid
   set(r, 'state', state, 'finish_reason', o.finish_reason or '', 'error_code', o.error_code or '',
     'error_detail', o.error_detail or '', 't:finished', wall_ms())
   let_go(r, o.unused_lease)
   local watchers = redis.call('SMEMBERS', P .. 'watch:' .. r.uid)
-  local few = redis.call('HMGET', rec, 'dedup_window', 'key', 'logprobs', 'cached_tokens')
+  local cached_tokens = tonumber(redis.call('HGET', rec, 'cached_tokens'))
   tell(watchers, {
     uid = r.uid, index = o.index or length(r.uid), tokens = table.concat(o.tokens or {}, ','), state = state,
     finish_reason = o.finish_reason or '', error_code = o.error_code or '', error_detail = o.error_detail or '',
-    logprobs = o.logprobs, cached_tokens = tonumber(few[4]),
+    logprobs = o.logprobs, cached_tokens = cached_tokens,
   })
   for _, watcher in ipairs(watchers) do
     local web, connection = string.match(watcher, '^([^:]*):(.*)$')
@@ -58,15 +57,47 @@ local function end_request(r, state, o)
   end
   redis.call('DEL', P .. 'watch:' .. r.uid)
   redis.call('ZREM', P .. 'unwatched', r.uid)
-  free_guard(r, state, tonumber(few[1]))
   -- The largest part of it, which only computing needs.
   redis.call('HDEL', rec, 'prompt', 'sampling', 'salt')
-  redis.call('PEXPIRE', rec, ttl)
-  redis.call('PEXPIRE', P .. 'tok:' .. r.uid, ttl)
-  if few[3] then redis.call('PEXPIRE', P .. 'lp:' .. r.uid, ttl) end
-  expire_with(P .. 'latest:' .. r.client, r.uid, ttl)
-  if few[2] ~= '' then expire_with(P .. 'idem:' .. few[2], r.uid, ttl) end
   r.state = state
+end
+
+-- All records of a request have ended: its names are free, and everything of it goes after its TTL.
+local function end_names(r, uids, state)
+  local uid, ttl = uids[1], r.record_ttl
+  local few = redis.call('HMGET', P .. 'rec:' .. r.uid, 'dedup_window', 'key', 'logprobs')
+  free_guard(r, uid, state, tonumber(few[1]))
+  for _, each in ipairs(uids) do
+    redis.call('PEXPIRE', P .. 'rec:' .. each, ttl)
+    redis.call('PEXPIRE', P .. 'tok:' .. each, ttl)
+    if few[3] then redis.call('PEXPIRE', P .. 'lp:' .. each, ttl) end
+  end
+  expire_with(P .. 'latest:' .. r.client, uid, ttl)
+  if few[2] ~= '' then expire_with(P .. 'idem:' .. few[2], uid, ttl) end
+end
+
+-- The only way into a terminal state. Everything that the request held ends in this step (rule 8). Of a group each
+-- record finishes for itself; one that ends in any other way takes those with it that are in process. `o`:
+-- finish_reason, error_code, error_detail, unused_lease (what a RESERVED lease becomes), index, tokens and logprobs of
+-- the last emission.
+local function end_request(r, state, o)
+  end_sequence(r, state, o)
+  local uids = group_of(r)
+  if #uids > 1 then
+    local first = P .. 'rec:' .. uids[1]
+    if state == 'FINISHED' then
+      if redis.call('HINCRBY', first, 'left', -1) > 0 then return end
+    else
+      redis.call('HSET', first, 'left', 0, 'ended_as', state)
+      for _, uid in ipairs(uids) do
+        local mate = load(uid)
+        if mate and in_process(mate) then
+          end_sequence(mate, state, { error_code = o.error_code, error_detail = o.error_detail })
+        end
+      end
+    end
+  end
+  end_names(r, uids, state)
 end
 
 -- Overload is nobody's failure, but a request that is handed round and round without getting a token has an end too.
@@ -84,7 +115,8 @@ local function end_attempt(r, kind, reason, detail, unused_lease)
   if round then kind = 'failure' end
   if kind == 'failure' then r.failures = r.failures + 1 end
   if kind == 'final' or (kind == 'failure' and r.failures >= r.max_attempts) then
-    set(r, 'failures', r.failures, 'overloaded', round and 1 or 0)
+    set(r, 'failures', r.failures)
+    redis.call('HSET', P .. 'rec:' .. group_of(r)[1], 'overloaded', round and 1 or 0)
     end_request(r, 'FAILED', { error_code = reason, error_detail = detail, unused_lease = unused_lease })
     return 'FAILED'
   end
@@ -114,3 +146,9 @@ local function unwatch(r, web, connection, code)
 end
 
 local function stone(uid) redis.call('ZADD', P .. 'tombstones', now + STONE_MS, uid) end
+
+-- How a request has ended, as abort and detach answer it.
+local function end_of(r)
+  local state = redis.call('HGET', P .. 'rec:' .. group_of(r)[1], 'ended_as') or r.state
+  return { status = state == 'ABORTED' and 'ABORTED' or 'ENDED', state = state }
+end

@@ -18,6 +18,10 @@
 --                             shunned, shunned_prefill, shunned_until  a decode and a prefill node that it keeps away
 --                                                     from, and till when (ledger ms)
 --                             logprobs  1: each output token comes with its logprobs
+--                             group    uid of the first record of its request, where that has several; theirs are
+--                                      {group}.1, {group}.2, …, and they go together
+--                             choices, left, ended_as  of the first one: how many they are, how many are in process, and
+--                                      the end that one of them brought on all, if not all have FINISHED
 --                             key, body               its idempotency key, and the hash of what was asked for
 --                             salt     only requests with the same one share cached KV; goes with the prompt
 --                             cached_tokens  of the prompt, not computed by the attempt that drew the first token
@@ -25,7 +29,7 @@
 --   lp:{uid}        list    of each output token its logprobs, opaque; only where the record has `logprobs`
 --   watch:{uid}     set     "web:connection" of those who want its events; none: the uid is in `unwatched`
 --   unwatched       zset    uids in process that nobody watches, by the ledger ms at which they are aborted
---   guard:{client}  string  uid that is in process under this client id; no TTL meanwhile, deleted by compare on the
+--   guard:{client}  string  uid that is in process under this client id (of a group the first); no TTL meanwhile, deleted by compare on the
 --                           uid. After a FINISHED one it may stay for its deduplication window (PEXPIRE)
 --   latest:{client} string  uid of the newest record of this client id
 --   idem:{key}      string  uid of the newest record with this idempotency key; PEXPIRE together with that record

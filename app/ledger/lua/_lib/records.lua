@@ -5,11 +5,11 @@ local HOT = { 'state', 'attempt', 'fence', 'owner', 'lease', 'stamped', 'suspect
 local COLD = {
   'client', 'failures', 'seq', 'prompt_tokens', 'max_tokens', 'queued_at', 'claimed_at', 'waited', 'max_attempts',
   'queue_timeout', 'first_token_timeout', 'record_ttl', 'failed_by', 'failed_as', 'finish_reason', 'error_code',
-  'error_detail', 'ring', 'total',
+  'error_detail', 'ring', 'total', 'group',
 }
 local TEXT = {
   state = true, client = true, fence = true, owner = true, lease = true, failed_by = true, failed_as = true,
-  finish_reason = true, error_code = true, error_detail = true,
+  finish_reason = true, error_code = true, error_detail = true, group = true,
 }
 
 local function read(r, fields)
@@ -34,6 +34,16 @@ local function load(uid)
   return r.state ~= '' and setmetatable(r, COLD_WHEN_ASKED) or nil
 end
 
+-- The uids of all records of its request, the first one's first.
+local function group_of(r)
+  if r.group == '' then return { r.uid } end
+  local uids = { r.group }
+  for i = 1, tonumber(redis.call('HGET', P .. 'rec:' .. r.group, 'choices') or 1) - 1 do
+    uids[i + 1] = r.group .. '.' .. int(i)
+  end
+  return uids
+end
+
 local function set(r, ...) redis.call('HSET', P .. 'rec:' .. r.uid, ...) end
 local function computing(r) return r.state == 'PREFILLING' or r.state == 'DECODING' end
 local function in_process(r) return r.state == 'QUEUED' or computing(r) end
@@ -56,16 +66,16 @@ end
 -- What web reads of it.
 local function view(r, from)
   local phases = { 'queued', 'claimed', 'granted', 'first_token', 'committed', 'activated', 'finished' }
-  local fields, timeline = { 'prefill_node', 'decode_node', 'logprobs', 'cached_tokens' }, {}
+  local fields, timeline = { 'prefill_node', 'decode_node', 'logprobs', 'cached_tokens', 'choices' }, {}
   for _, phase in ipairs(phases) do fields[#fields + 1] = 't:' .. phase end
   local values = redis.call('HMGET', P .. 'rec:' .. r.uid, unpack(fields))
-  for i, phase in ipairs(phases) do timeline[phase] = tonumber(values[4 + i]) end
+  for i, phase in ipairs(phases) do timeline[phase] = tonumber(values[5 + i]) end
   local logprobs = values[3] and table.concat(redis.call('LRANGE', P .. 'lp:' .. r.uid, from, -1), '|') or nil
   return {
     status = 'FOUND', uid = r.uid, client_id = r.client, state = r.state, attempt = r.attempt, failures = r.failures,
     prompt_tokens = r.prompt_tokens, output_from = from, finish_reason = r.finish_reason, error_code = r.error_code,
     error_detail = r.error_detail, prefill_node = values[1] or '', decode_node = values[2] or '',
-    cached_tokens = tonumber(values[4]) or 0, output = output(r.uid, from), logprobs = logprobs, timeline = timeline,
+    cached_tokens = tonumber(values[4]) or 0, choices = tonumber(values[5]) or 1, output = output(r.uid, from), logprobs = logprobs, timeline = timeline,
   }
 end
 
