@@ -143,11 +143,12 @@ def tokens_are_those_of_the_uids_own_prompt(cluster: Cluster) -> Iterator[Proble
 def indexes_have_no_gap(cluster: Cluster) -> Iterator[Problem]:
     """A client has the tokens of its own wish from index 0 on, without a gap; all of them if it was told the end."""
     for stream in cluster.world.clients.streams:
-        tokens, wish = tuple(stream.tokens), stream.wish
-        if tokens != wish.answer[: len(tokens)]:
-            yield f"the client of {wish.client_id} got {tokens}, its answer is {wish.answer}", stream.uid
-        if stream.outcome == "finished" and tokens != wish.answer:
-            yield f"the client of {wish.client_id} was told the end after {len(tokens)} tokens", stream.uid
+        for wish, got in zip(stream.wish.choices, stream.tokens, strict=True):
+            tokens = tuple(got)
+            if tokens != wish.answer[: len(tokens)]:
+                yield f"the client of {wish.client_id} got {tokens}, its answer is {wish.answer}", stream.uid
+            if stream.outcome == "finished" and tokens != wish.answer:
+                yield f"the client of {wish.client_id} was told the end after {len(tokens)} tokens", stream.uid
 
 
 def one_terminal_event(cluster: Cluster) -> Iterator[Problem]:

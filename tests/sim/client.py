@@ -89,7 +89,8 @@ class Stream:
         """Incarnation of the process that answers it."""
         self.outcome = ""
         self.client_gone = False
-        self._tokens: list[list[int]] = [[] for _ in wish.choices]
+        self.tokens: list[list[int]] = [[] for _ in wish.choices]
+        """Of each choice."""
         self._open = set(range(len(wish.choices)))
         """The choices that have not ended."""
         self._clients = clients
@@ -99,7 +100,7 @@ class Stream:
     ) -> None:
         """The next tokens of a choice; with ``finish`` they are its last."""
         self._check_open("tokens")
-        wish, got = self.wish.choices[choice], self._tokens[choice]
+        wish, got = self.wish.choices[choice], self.tokens[choice]
         if choice not in self._open:
             raise self._wrong(f"got {tokens} after the end of choice {choice}")
         index = len(got)
