@@ -215,7 +215,9 @@ def _snapshot_answer(raw: Raw) -> SnapshotAnswer:
 
 
 def _claim_answer(raw: Raw) -> ClaimAnswer:
-    return ClaimAnswer(ClaimStatus(raw["status"]), raw["time_ms"], _work(raw.get("work")))
+    return ClaimAnswer(
+        ClaimStatus(raw["status"]), raw["time_ms"], _work(raw.get("work")), raw.get("queue_empty", False)
+    )
 
 
 def _stamp_answer(raw: Raw) -> StampAnswer:

@@ -34,7 +34,7 @@ class Node(Holding[H]):
         self.registered = False
         self._draw = draw
         self._bells: deque[on.BellRang] = deque()
-        self._starved = False
+        self._starved = self._was_starved = False
         self._self_rung = False
         self._registering = False
 
@@ -147,15 +147,17 @@ class Node(Holding[H]):
             return
         if self._has_room():
             self._asking_for_work = True
+            self._was_starved, self._starved = self._starved, False
             self._ask_for_work(self._bells.popleft())
 
-    def _work_answered(self, bell: on.BellRang, found: bool, outcome: str = "") -> None:
+    def _work_answered(self, bell: on.BellRang, found: bool, outcome: str = "", *, queue_empty: bool = False) -> None:
         """The question for work is answered; without work the bell's task ends here."""
         self._asking_for_work = False
         if not found:
             self._done(bell.bell_id, outcome or "nothing to do")
-        # Where there was none for now, or some that no bell had told us of, there may be more.
-        self._starved = self._starved or not found or not bell.uid
+        if not queue_empty:
+            # Where there was none for now, or some that no bell had told us of, there may be more.
+            self._starved = self._starved or self._was_starved or not found or not bell.uid
         self._look_for_work()
         if found:
             self._ring_self_if_room()

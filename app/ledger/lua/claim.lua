@@ -2,7 +2,7 @@
 -- Touches: fence string, nodes, queue, rings, deadlines, waiters, owned zsets, node, rec and clock hashes, model_nodes
 -- set, tok list.
 -- Arguments: hint_uid, incarnation, fence, free_blocks, block_size_tokens, stamp.
--- Answers: CLAIMED work | NOTHING | REFUSED | LATE.
+-- Answers: CLAIMED work | NOTHING, with queue_empty | REFUSED | LATE.
 now = read_clock()
 if late() then return answer({ status = 'LATE' }) end
 
@@ -56,7 +56,7 @@ local uid = walk(P .. 'queue', node, function(uids)
   -- A hint that lies further back than the walk goes: nobody in front of it has waited for long.
   return hinted and cmd.hint_uid or nil
 end)
-if not uid then return answer({ status = 'NOTHING' }) end
+if not uid then return answer({ status = 'NOTHING', queue_empty = redis.call('ZCARD', P .. 'queue') == 0 }) end
 
 local r = load(uid)
 r.state, r.fence, r.owner, r.lease = 'PREFILLING', cmd.fence, cmd.incarnation, ''

@@ -2,7 +2,8 @@
 -- output so far and one more; the node adds others by itself, and says so with `emit`.
 -- Touches: tok list, lease hash, leases, waiters, nodes, owned, avoided zsets, model_nodes set, rec and node hashes, clock hash.
 -- Arguments: hint_uid, incarnation, lease_id, free_blocks, block_size_tokens.
--- Answers: RESERVED with attempt, fence, seq, blocks, most_blocks and the prefill node | NOTHING | REFUSED | LATE.
+-- Answers: RESERVED with attempt, fence, seq, blocks, most_blocks and the prefill node | NOTHING, with queue_empty |
+-- REFUSED | LATE.
 now = read_clock()
 if late() then return answer({ status = 'LATE' }) end
 
@@ -70,7 +71,7 @@ local uid = walk(P .. 'waiters', node, function(uids)
   end
   return hint
 end)
-if not uid then return answer({ status = 'NOTHING' }) end
+if not uid then return answer({ status = 'NOTHING', queue_empty = redis.call('ZCARD', P .. 'waiters') == 0 }) end
 
 local r, need = load(uid), candidate(uid).need
 redis.call('HSET', P .. 'lease:' .. cmd.lease_id, 'uid', uid, 'attempt', r.attempt, 'fence', r.fence,

@@ -41,7 +41,7 @@ def claim(store: Store, command: Claim) -> ClaimAnswer:
         return ClaimAnswer(ClaimStatus.REFUSED, store.time)
     uid = walk(store.queue, node, _claim_picker(store, command, node))
     if uid is None:
-        return ClaimAnswer(ClaimStatus.NOTHING, store.time)
+        return ClaimAnswer(ClaimStatus.NOTHING, store.time, queue_empty=not store.queue)
     record = store.records[uid]
     record.state = step_request(record.state, RequestState.PREFILLING)
     record.fence, record.owner, record.lease = command.fence, command.incarnation, ""

@@ -30,7 +30,7 @@ def reserve_next(store: Store, command: ReserveNext) -> ReserveAnswer:
         return ReserveAnswer(ReserveStatus.REFUSED, store.time)
     uid = walk(store.waiters, node, _reserve_picker(store, command, node))
     if uid is None:
-        return ReserveAnswer(ReserveStatus.NOTHING, store.time)
+        return ReserveAnswer(ReserveStatus.NOTHING, store.time, queue_empty=not store.waiters)
     record = store.records[uid]
     need = _first_blocks(record, command)
     store.leases[command.lease_id] = Lease(uid, record.attempt, record.fence, command.incarnation, need, at=store.time)

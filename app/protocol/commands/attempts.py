@@ -68,6 +68,8 @@ class ClaimAnswer:
     status: ClaimStatus
     time_ms: int
     work: Work | None = None
+    queue_empty: bool = False
+    """NOTHING, and nobody at all is QUEUED: who comes next will ring."""
 
 
 class StampStatus(StrEnum):
@@ -180,6 +182,8 @@ class ReserveAnswer:
     """Admission number of the request: a smaller one is older."""
     prefill_incarnation: str = ""
     prefill_address: str = ""
+    queue_empty: bool = False
+    """NOTHING, and nobody at all waits for a grant: who comes next will ring."""
 
 
 class ActivateStatus(StrEnum):

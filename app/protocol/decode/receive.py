@@ -58,7 +58,8 @@ class Receiving(Node[Lease]):
 
     def _reserved(self, bell: on.BellRang, lease_id: str, answer: ReserveAnswer | None) -> None:
         if answer is None or answer.status is not ReserveStatus.RESERVED:
-            self._work_answered(bell, False, "no answer" if answer is None else answer.status.lower())
+            outcome = "no answer" if answer is None else answer.status.lower()
+            self._work_answered(bell, False, outcome, queue_empty=answer is not None and answer.queue_empty)
             return
         fits = answer.blocks <= self.pool.free  # else they were given to running sequences meanwhile: those come first
         lease = self.table[lease_id] = Lease(

@@ -86,7 +86,8 @@ class Computing(Node[Attempt]):
 
     def _take(self, bell: on.BellRang, claim: Claim, answer: ClaimAnswer | None) -> None:
         if answer is None or answer.status is not ClaimStatus.CLAIMED or answer.work is None:
-            self._work_answered(bell, False, "no answer" if answer is None else answer.status.lower())
+            outcome = "no answer" if answer is None else answer.status.lower()
+            self._work_answered(bell, False, outcome, queue_empty=answer is not None and answer.queue_empty)
             return
         work, fence = answer.work, claim.fence
         token_ids, block_size_tokens = (*work.prompt_ids, *work.output_ids), self.config.block_size_tokens

@@ -109,6 +109,24 @@ def test_what_a_node_finds_by_itself_it_goes_on_finding_without_a_pause() -> Non
     assert cluster.now - started < 2.5, "one look a second would take eight"
 
 
+def test_a_node_that_found_an_empty_queue_waits_to_be_rung() -> None:
+    cluster = Cluster()
+    cluster.run(limit_s=3)
+    asked: list[type] = []
+    ask = cluster.ask
+
+    def note(runner: Runner, question: do.Ask) -> None:
+        asked.append(type(question.command))
+        ask(runner, question)
+
+    cluster.ask = note  # type: ignore[method-assign]
+    for n in range(4):
+        finish(cluster, cluster.submit((n, 2, 3), 5))
+    cluster.run(limit_s=3)
+    assert asked.count(Claim) == 4, "each request rang once"
+    assert 4 <= asked.count(ReserveNext) <= 5, "one may have found its own way, and then looked whether there are more"
+
+
 def test_without_a_grant_the_kv_is_kept_unless_an_older_request_needs_the_room() -> None:
     cluster = Cluster(decode=0, num_blocks=4)
     cluster.run(limit_s=1)
