@@ -144,6 +144,8 @@ def main() -> None:
             with ExitStack() as stack:
                 port = stack.enter_context(servers[subject]())
                 measure(port, models.get(subject, "any"), rows, subject, random.Random(number))
+            seen = "  ".join(f"{row.name} {row.seen[subject][-1]:.1f} {row.unit}" for row in rows.values())
+            print(f"    {seen}", file=sys.stderr, flush=True)
     print(f"{folder.name}, {options.threads} threads, medians of {options.rounds} rounds")
     print(table(list(rows.values()), OURS, [name for name in servers if name != OURS]))
 
