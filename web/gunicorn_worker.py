@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gunicorn.workers.gthread import ThreadWorker  # type: ignore[import-untyped]
 
 from app.settings import get_settings
+from app.turns import take_short_turns
 
 if TYPE_CHECKING:
     from web.arrivals import Arrivals
@@ -29,6 +30,7 @@ class DrainingWorker(ThreadWorker):  # type: ignore[misc]
     """
 
     def init_process(self) -> None:
+        take_short_turns()
         self._arrivals = _arrivals()
         super().init_process()
 

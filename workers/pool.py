@@ -27,6 +27,7 @@ from app.errors import BatonError, LedgerUnavailable, StartupError
 from app.ledger.redis import check_server
 from app.log_lane import unblock
 from app.settings import Settings, get_settings
+from app.turns import take_short_turns
 
 logger = logging.getLogger("baton.pool")
 
@@ -70,6 +71,7 @@ class NodePool(BasePool):  # type: ignore[misc]
 
     def on_start(self) -> None:
         """Load the model and start the node. What cannot work ends the worker with one line."""
+        take_short_turns()
         nodename = self.options["initargs"][1]
         unblock(logging.getLogger())
         try:

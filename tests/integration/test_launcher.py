@@ -60,13 +60,14 @@ def shared_memory() -> set[str]:
 
 
 def left_behind(home: Path) -> list[str]:
-    """Sockets, locks, pid files and anything else but models, logs and the ledger's data, which keeps its lock file."""
-    allowed = (home / "run" / "logs", home / "ledger")
+    """Sockets, locks, pid files and anything else but models, logs, the ledger's data, which keeps its lock file, and
+    the file in which workers see each other: to remove it is to part those who have it from those who come."""
+    allowed = (home / "run" / "logs", home / "ledger", home / "threads")
     found = []
     for folder, _, files in os.walk(home):  # does not follow the link to the models
         for file in files:
             path = Path(folder, file)
-            is_data = any(place in path.parents for place in allowed)
+            is_data = any(place in (path, *path.parents) for place in allowed)
             if not is_data or path.is_socket() or path.suffix == ".pid":
                 found.append(str(path.relative_to(home)))
     return found
