@@ -74,8 +74,9 @@ SERVED: frozenset[str] = frozenset(
 )
 """What a client gets where nothing keeps it from its answer: that, or what it has asked for itself."""
 
-_FOR_AN_OLDER_ONE = ("grant_timeout: ", "preempted: ", "commit_refused: handed_back")
-"""How the failure of an attempt begins that gave its room to an older request; the last where prefill says it first."""
+_FOR_AN_OLDER_ONE = ("grant_timeout: ", "preempted: ", "commit_refused: handed_back", "grant_refused: handed_back")
+"""How the failure of an attempt begins that gave its room to an older request; the last two where the peer says it
+first."""
 
 
 _FORGOTTEN_END = {Disaster.NODE_DRAINS, Disaster.LEDGER_ROLLS_BACK}

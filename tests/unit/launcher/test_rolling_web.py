@@ -35,6 +35,13 @@ while True:
 """
 
 
+def is_worker(child: psutil.Process) -> bool:
+    try:
+        return child.status() != psutil.STATUS_ZOMBIE and EXIT_REPORT not in child.cmdline()
+    except psutil.NoSuchProcess:  # ended since it was listed
+        return False
+
+
 class Web:
     """The parent under a supervisor, and a ledger that knows its workers once ``registers`` says so."""
 
@@ -52,8 +59,7 @@ class Web:
     @property
     def workers(self) -> set[int]:
         children = psutil.Process(self._cluster.supervisor.pids["web"]).children()
-        running = [child for child in children if child.status() != psutil.STATUS_ZOMBIE]
-        return {child.pid for child in running if EXIT_REPORT not in child.cmdline()}
+        return {child.pid for child in children if is_worker(child)}
 
     def look(self) -> None:
         """Let those that run register, if they may."""
