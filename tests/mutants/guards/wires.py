@@ -97,7 +97,10 @@ WIRES = (
         "kv-beyond-half",
         "what a float16 cannot hold ends a request with an error",
         (Edit("workers/engine/kv_cache.py", "values.abs() < _LARGEST_HALF", "values == values"),),
-        ("tests/unit/engine/test_kernels.py::test_what_a_half_cannot_hold_is_no_number_in_the_answer",),
+        (
+            "tests/unit/engine/test_kernels.py::"
+            "test_what_a_half_cannot_hold_is_no_number_in_the_answer[portable-65520.0-key]",
+        ),
     ),
     Mutant(
         "kv-peers-pages",
