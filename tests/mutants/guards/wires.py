@@ -2,6 +2,7 @@
 
 from tests.mutants.mutant import Edit, Mutant, ledger, lua, twin
 
+_KERNELS = "tests/unit/engine/test_kernels.py::"
 _LINK = "tests/integration/test_link.py::"
 _SILENCE = "tests/integration/test_link_silence.py::"
 _KV = "tests/contract/kv/test_transport.py::"
@@ -97,10 +98,7 @@ WIRES = (
         "kv-beyond-half",
         "what a float16 cannot hold ends a request with an error",
         (Edit("workers/engine/kv_cache.py", "values.abs() < _LARGEST_HALF", "values == values"),),
-        (
-            "tests/unit/engine/test_kernels.py::"
-            "test_what_a_half_cannot_hold_is_no_number_in_the_answer[portable-65520.0-key]",
-        ),
+        (f"{_KERNELS}test_what_a_half_cannot_hold_is_no_number_in_the_answer[portable-65520.0-key]",),
     ),
     Mutant(
         "kv-peers-pages",
