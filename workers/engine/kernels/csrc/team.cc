@@ -109,10 +109,12 @@ class Team {
   int allowed() const {
     const int own = own_;
     int busy = 1, left = processors_ - own;
-    for (int i = 0; i < count_; ++i)
-      if (i != self_ && __atomic_load_n(&members_[i].busy, __ATOMIC_RELAXED) != 0) {
+    const Member* members = members_;  // once: set_threads may take it away while a helper looks
+    const int count = members != nullptr ? count_.load() : 0;
+    for (int i = 0; i < count; ++i)
+      if (i != self_ && __atomic_load_n(&members[i].busy, __ATOMIC_RELAXED) != 0) {
         ++busy;
-        left -= static_cast<int>(__atomic_load_n(&members_[i].threads, __ATOMIC_RELAXED));
+        left -= static_cast<int>(__atomic_load_n(&members[i].threads, __ATOMIC_RELAXED));
       }
     return own + std::max(0, left) / busy;
   }
